@@ -77,8 +77,7 @@ def nodes_below(roots: Iterable[object]) -> Iterator[Node]:
     waiting = [node for root in roots for node in _nodes_of(root) if node is not None]
     seen: set[Node] = set(waiting)
     while waiting:
-        node = waiting.pop()
-        yield node
+        yield (node := waiting.pop())
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)

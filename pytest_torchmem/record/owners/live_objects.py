@@ -10,10 +10,9 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import wraps
 from types import CellType, FrameType, FunctionType, ModuleType
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import torch
 
@@ -162,13 +161,12 @@ class Census:
             others = _where_others_stand()
             self.find()
         middle, old, frozen = self._seen
-        young = self._due.collect_young()
-        if self._due.is_due() or collect or frozen:
-            gc.collect()
-            self._due.collected()
+        looks = gc.isenabled()
+        if self._due.collect_young() or collect or frozen:
+            self._due.collect()
         else:
             _make_old()
-        now = (middle + young, old + 1, frozen)
+        now = (middle + looks, old + 1, frozen)
         undisturbed = _where_others_stand() == others and _collections() == now
         self._seen = now if undisturbed else ()
 
@@ -226,20 +224,17 @@ class _DueCollection:
     def collect_young(self) -> bool:
         """Look for garbage in what is young, and count the rest, which is about to be old.
 
-        Return whether the collector may look at all.
+        Return whether enough is new. The collector does not look where it is switched off.
         """
         self._old_count = self._old_count or len(gc.get_objects())
         self._new_count += sum(len(gc.get_objects(generation)) for generation in (0, 1))
         if gc.isenabled():
             self._new_count -= gc.collect(1)
-        return gc.isenabled()
-
-    def is_due(self) -> bool:
-        """Return whether enough is new."""
         return gc.isenabled() and self._new_count > self._old_count // _NEW_PART
 
-    def collected(self) -> None:
-        """Begin to count anew."""
+    def collect(self) -> None:
+        """Look for garbage in everything, and begin to count anew."""
+        gc.collect()
         self._new_count, self._old_count = 0, len(gc.get_objects())
 
 
@@ -377,8 +372,7 @@ _CENSUS = Census(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
+class Live(NamedTuple):
     """All that is alive and has a Python object; a storage gets one when somebody asks for it."""
 
     tensors: list[torch.Tensor]
@@ -390,12 +384,8 @@ class Live:
 def find_live() -> Live:
     """Return everything of torch's that is alive."""
     found = _CENSUS.find()
-    return Live(
-        tensors=_tensors(found),
-        storages=_of(torch.UntypedStorage, found),
-        modules=_of(torch.nn.Module, found),
-        optimizers=_of(torch.optim.Optimizer, found),
-    )
+    modules, optimizers = _of(torch.nn.Module, found), _of(torch.optim.Optimizer, found)
+    return Live(_tensors(found), _of(torch.UntypedStorage, found), modules, optimizers)
 
 
 def find_modules() -> list[torch.nn.Module]:
@@ -429,16 +419,6 @@ def settle_collector(*, collect: bool) -> None:
     _CENSUS.settle(collect=collect)
 
 
-def forget_tensors() -> None:
-    """Drop all weak references to what is alive."""
-    _CENSUS.forget()
-
-
-def let_go() -> None:
-    """Drop all weak references to tensors, which nobody can swap as long as there are any."""
-    _CENSUS.let_go()
-
-
 class SwapWatch:
     """Lets ``torch.utils.swap_tensors`` swap while a body is recorded, as it would without us.
 
@@ -453,7 +433,7 @@ class SwapWatch:
 
     def install(self, patches: Installed) -> None:
         # What is known to be alive is known by weak references.
-        patches.finally_do(let_go)
+        patches.finally_do(_CENSUS.let_go)
         patches.replace("torch.utils.swap_tensors", self._interrupting)
 
     def _interrupting(
@@ -462,7 +442,7 @@ class SwapWatch:
         @wraps(swap)
         def watched(one: torch.Tensor, other: torch.Tensor) -> None:
             with self._interrupted():
-                forget_tensors()
+                _CENSUS.forget()
                 swap(one, other)
 
         return watched

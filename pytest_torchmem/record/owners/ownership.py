@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -68,18 +69,21 @@ class OwnershipLog:
 
         Bytes are noted for LIVE, the mark at which a storage is met first, and for SURVIVOR.
         """
-        number, name_number = self.devices.number, self.strings.number(name)
+        number, rest = self.devices.number, (module, self.strings.number(name))
         if kind in _WITH_BYTES:
             for device, ptr, size_bytes in storages_of(tensor):
-                self.owners.append(
-                    (mark, kind, number(device), ptr, size_bytes, module, name_number)
-                )
+                self.owners.append((mark, kind, number(device), ptr, size_bytes, *rest))
             return
         if kind in _GRADIENTS and type(tensor) is torch.Tensor and tensor.is_sparse:
             # The indices of an embedding's sparse gradient are the input that was looked up.
             tensor = values_of(tensor)
         for device, ptr in places_of(tensor):
-            self.owners.append((mark, kind, number(device), ptr, 0, module, name_number))
+            self.owners.append((mark, kind, number(device), ptr, 0, *rest))
+
+    def owned(self, mark: int, kind: Ownership, tensors: Iterable[object]) -> None:
+        """Note several tensors as `owner` does one."""
+        for tensor in tensors:
+            self.owner(mark, kind, tensor)
 
     def edge(self, mark: int, child: object, parent: object | None, name: str) -> None:
         number = self.strings.number
@@ -138,8 +142,12 @@ class OwnershipWatch:
         """Put hooks in that dynamo would see: `CompiledRegions` takes them out meanwhile."""
         module, optimizer = "torch.nn.modules.module.", "torch.optim.optimizer."
         hooks: dict[str, Callable[..., None]] = {
-            f"{module}register_module_parameter_registration_hook": self._on_parameter,
-            f"{module}register_module_buffer_registration_hook": self._on_buffer,
+            f"{module}register_module_parameter_registration_hook": partial(
+                self._on_registered, Ownership.PARAMETER
+            ),
+            f"{module}register_module_buffer_registration_hook": partial(
+                self._on_registered, Ownership.BUFFER
+            ),
             f"{module}register_module_module_registration_hook": self._on_submodule,
             f"{optimizer}register_optimizer_step_pre_hook": self._before_step,
             f"{optimizer}register_optimizer_step_post_hook": self._after_step,
@@ -185,8 +193,7 @@ class OwnershipWatch:
             self._follow_storages(storage)
         self.sample(mark)
         self._log_holdings(mark, holdings)
-        for optimizer in live.optimizers:
-            self._log_optimizer(mark, optimizer)
+        self._log_optimizers(mark, live.optimizers)
 
     @quiet
     def sample(self, mark: int) -> None:
@@ -202,8 +209,7 @@ class OwnershipWatch:
             live = find_live()
             # What the compiler makes of a step holds the optimizer's tensors as its buffers.
             self._modules.update(m for m in live.modules if not isinstance(m, torch.fx.GraphModule))
-            for optimizer in live.optimizers:
-                self._log_optimizer(mark, optimizer)
+            self._log_optimizers(mark, live.optimizers)
 
     def _log_held(self, mark: int, module: torch.nn.Module, gradients: bool = True) -> None:
         for name, parameter in parameters_of(module).items():
@@ -222,17 +228,17 @@ class OwnershipWatch:
     @quiet
     def sample_graphs(self, mark: int) -> None:
         """Log what the graphs of all live tensors keep for a backward pass that may follow."""
-        roots = (t for t in find_live().tensors if t.grad_fn is not None)
-        self._log_holdings(mark, graph_holdings(roots))
+        self._log_graphs(mark, find_live().tensors)
+
+    def _log_graphs(self, mark: int, tensors: Iterable[torch.Tensor]) -> None:
+        self._log_holdings(mark, graph_holdings(t for t in tensors if t.grad_fn is not None))
 
     @quiet
     def note_call(self, read: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> int:
         """Log the tensors that an unobserved operator is called with; return the mark."""
         mark = self._mark(MarkKind.CALL, "")
-        for tensor in read:
-            self._log.owner(mark, Ownership.USED, tensor)
-        for tensor in written:
-            self._log.owner(mark, Ownership.WRITTEN, tensor)
+        self._log.owned(mark, Ownership.USED, read)
+        self._log.owned(mark, Ownership.WRITTEN, written)
         return mark
 
     @quiet
@@ -246,8 +252,7 @@ class OwnershipWatch:
         for module in self._modules.alive():
             self._log_held(mark, module, gradients=False)
         live = find_live()
-        roots = (t for t in live.tensors if t.grad_fn is not None)
-        self._log_holdings(mark, graph_holdings(roots))
+        self._log_graphs(mark, live.tensors)
         cpu = self._log.devices.number("cpu")
         for tensor in live.tensors:
             if tensor.device.type == "cpu" and any(
@@ -280,8 +285,7 @@ class OwnershipWatch:
         """Log what the graph keeps; return its leaves, whose gradients are logged afterwards."""
         mark = self._mark(MarkKind.BACKWARD_BEGIN, CREATE_GRAPH if create_graph else "")
         self.sample(mark)
-        for gradient in gradients:
-            self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
+        self._log.owned(mark, Ownership.GRADIENT_ROOT, gradients)
         holdings = graph_holdings(roots)
         self._log_holdings(mark, holdings)
         self._depth += 1
@@ -304,15 +308,12 @@ class OwnershipWatch:
     @quiet
     def _on_gradients(self, node: str, gradients: tuple[object, ...]) -> None:
         mark = self._mark(MarkKind.GRADIENT_PASSED, node)
-        for gradient in gradients:
-            self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
+        self._log.owned(mark, Ownership.GRADIENT_ROOT, gradients)
 
     @quiet
     def _on_results(self, results: tuple[object, ...], _: tuple[object, ...]) -> None:
         """Log what a node hands on: an input of the backward pass has no node to receive it."""
-        mark = self._mark(MarkKind.MODULE_SEEN, "")
-        for gradient in results:
-            self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
+        self._log.owned(self._mark(MarkKind.MODULE_SEEN, ""), Ownership.GRADIENT_ROOT, results)
 
     @quiet
     def after_backward(self, leaves: Iterable[torch.Tensor], gradients: Iterable[object]) -> None:
@@ -324,15 +325,12 @@ class OwnershipWatch:
         # The gradients of a backward pass within another one go on into the outer one: those of a
         # checkpoint do.
         kind = Ownership.GRADIENT_ROOT if self._depth else Ownership.RETURNED
-        for gradient in gradients:
-            self._log.owner(mark, kind, gradient)
+        self._log.owned(mark, kind, gradients)
 
     def _log_holdings(self, mark: int, holdings: GraphHoldings) -> None:
-        for tensor in holdings.saved:
-            self._log.owner(mark, Ownership.SAVED, tensor)
-        for leaf in holdings.leaves:
-            if self._gradient_kind(leaf) is Ownership.GRADIENT:
-                self._log.owner(mark, Ownership.LEAF, leaf)
+        self._log.owned(mark, Ownership.SAVED, holdings.saved)
+        leaves = (t for t in holdings.leaves if self._gradient_kind(t) is Ownership.GRADIENT)
+        self._log.owned(mark, Ownership.LEAF, leaves)
 
     def _gradient_kind(self, leaf: torch.Tensor) -> Ownership:
         """Return the kind of owner that a leaf's gradient has.
@@ -357,17 +355,9 @@ class OwnershipWatch:
         self._see(module)
         self._log_held(self._mark(MarkKind.MODULE_SEEN, ""), module)
 
-    def _on_parameter(
-        self, module: torch.nn.Module, name: str, parameter: torch.Tensor | None
-    ) -> None:
-        self._on_registered(module, name, parameter, Ownership.PARAMETER)
-
-    def _on_buffer(self, module: torch.nn.Module, name: str, buffer: torch.Tensor | None) -> None:
-        self._on_registered(module, name, buffer, Ownership.BUFFER)
-
     @quiet
     def _on_registered(
-        self, module: torch.nn.Module, name: str, tensor: torch.Tensor | None, kind: Ownership
+        self, kind: Ownership, module: torch.nn.Module, name: str, tensor: torch.Tensor | None
     ) -> None:
         self._see(module)
         if tensor is not None:
@@ -388,17 +378,16 @@ class OwnershipWatch:
 
     @quiet
     def _after_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        self._log_optimizer(self._mark(MarkKind.OPTIMIZER_END, ""), optimizer)
+        self._log_optimizers(self._mark(MarkKind.OPTIMIZER_END, ""), [optimizer])
 
-    def _log_optimizer(self, mark: int, optimizer: torch.optim.Optimizer) -> None:
-        for group in groups_of(optimizer):
-            for parameter in group["params"]:
+    def _log_optimizers(self, mark: int, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        for optimizer in optimizers:
+            for parameter in chain.from_iterable(g["params"] for g in groups_of(optimizer)):
                 self._log.owner(mark, Ownership.PARAMETER, parameter)
                 if (gradient := autograd.gradient_of(parameter)) is not None:
                     self._log.owner(mark, Ownership.GRADIENT, gradient)
-        for state in state_of(optimizer).values():
-            for tensor in tensors_within(state):
-                self._log.owner(mark, Ownership.OPTIMIZER_STATE, tensor)
+            for state in state_of(optimizer).values():
+                self._log.owned(mark, Ownership.OPTIMIZER_STATE, tensors_within(state))
 
     def _follow_storages(self, holder: torch.Tensor | torch.UntypedStorage) -> None:
         """Log the death of CPU storages: the profiler reports none for blocks it saw no birth of.
@@ -420,22 +409,22 @@ class OwnershipWatch:
         """See a storage from before leave its place: it lives on, at another one or without any."""
 
         def resized(storage: torch.UntypedStorage, size: int) -> object:
-            places = self._followed(storage)
+            place = self._followed(storage)
             done = resize(storage, size)
-            for place in places:
-                if data_ptr(storage) != place[1]:
-                    self._on_freed(place, None)
+            if place and data_ptr(storage) != place[1]:
+                self._on_freed(place, None)
             return done
 
         return resized
 
     @quiet
-    def _followed(self, storage: torch.UntypedStorage) -> list[tuple[int, int, int]]:
+    def _followed(self, storage: torch.UntypedStorage) -> tuple[int, int, int] | None:
         """Return device, pointer and bytes of a storage whose death is waited for."""
-        number = self._log.devices.number
-        places = [(number(device), ptr, size) for device, ptr, size in storages_of(storage)]
-        alive = (self._storages.get(place[:2], lambda: None)() for place in places)
-        return [place for place, found in zip(places, alive, strict=True) if found is storage]
+        for device, ptr, size_bytes in storages_of(storage):
+            place = self._log.devices.number(device), ptr
+            if self._storages.get(place, lambda: None)() is storage:
+                return (*place, size_bytes)
+        return None
 
     def _unfollowed(self, storages: Iterable[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
         """Those of live storages that no tensor led to."""
@@ -473,20 +462,19 @@ class WatchedEngine:
         *args: object,
         **kwargs: object,
     ) -> tuple[torch.Tensor | None, ...]:
+        arguments = (tensors, grad_tensors, keep_graph, create_graph, *args)
+        gradients: tuple[torch.Tensor | None, ...] = ()
         if not _has_memory(tensors):
             # A compiler traces: nothing that runs in there has memory.
             passed: tuple[torch.Tensor | None, ...] = self._engine.run_backward(
-                tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs
+                *arguments, **kwargs
             )
             return passed
         self._watch.before_first_backward(tensors, self._engine)
         leaves = self._watch.before_backward(tensors, grad_tensors, create_graph)
         hooks = self._watch.follow_gradients(tensors)
-        gradients: tuple[torch.Tensor | None, ...] = ()
         try:
-            gradients = self._engine.run_backward(
-                tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs
-            )
+            gradients = self._engine.run_backward(*arguments, **kwargs)
         finally:
             for hook in hooks:
                 hook.remove()
