@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from os import PathLike, getpid
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
@@ -59,18 +60,14 @@ class MeasuredNumbers(GpuQuestions):
         return self.result.growth
 
 
-@dataclass(frozen=True, slots=True)
-class _Noted:
-    """The ways that led to storages, by place, and when they did.
+class _Noted(NamedTuple):
+    """The ways that led to storages at a time, by place.
 
-    Attributes:
-        ways: From local variables.
-        cycles: From what closed a cycle that nobody else referred to.
-        time_ns: When.
+    They led there from local variables, or from what closed a cycle that nobody else referred to.
     """
 
-    ways: Mapping[tuple[str, int], str] = field(default_factory=dict)
-    cycles: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    ways: Mapping[tuple[str, int], str] = MappingProxyType({})
+    cycles: Mapping[tuple[str, int], str] = MappingProxyType({})
     time_ns: int = 0
 
 
@@ -78,7 +75,6 @@ _NOTHING_NOTED: Final = _Noted()
 
 
 def _note_holders() -> _Noted:
-    """Note how local variables lead to what is alive now; at the end they may be gone."""
     # An import makes enough objects for a collection, which would free what is in a cycle.
     with gc_paused():
         from pytest_torchmem.record.holders.local_variables import places_held_now
@@ -255,7 +251,7 @@ class BodyMeasurement(GpuQuestions):
         """Return a result that says what a simulated GPU could not know of it."""
         if self._gaps is None:
             return result
-        from pytest_torchmem.measuring.simulated_gaps import with_gaps
+        from pytest_torchmem.simulate.gaps import with_gaps
 
         return with_gaps(result, self._gaps, profile.at_most)
 
@@ -389,16 +385,16 @@ def running() -> BodyMeasurement | None:
 
 
 def _holder(storage: LeftBehind, kept: Kept | None, noted: _Noted) -> Holder:
+    place = storage.place
+    # What was freed before may have left its place to something else.
+    ways, cycles, _ = noted if storage.outlived_note else _NOTHING_NOTED
     if kept is None or not storage.is_alive:
-        # What was freed before may have left its place to something else.
-        by = noted.ways.get(storage.place, "") if storage.outlived_note else ""
-        if not by and storage.outlived_note and storage.place in noted.cycles:
-            return Holder(storage.size_bytes, 1, Fate.GARBAGE, noted.cycles[storage.place])
-        return Holder(storage.size_bytes, 1, Fate.FREED_LATER, by)
-    if kept.in_garbage and storage.outlived_note and storage.place in noted.ways:
+        by = ways.get(place) or cycles.get(place)
+        fate = Fate.GARBAGE if place in cycles and not ways.get(place) else Fate.FREED_LATER
+    elif kept.in_garbage and place in ways:
         # A variable says more than the cycle that it became part of.
-        return Holder(storage.size_bytes, 1, Fate.FREED_LATER, noted.ways[storage.place])
-    if kept.by is None:
-        return Holder(storage.size_bytes, 1, Fate.NOT_LOOKED_FOR, "")
-    fate = Fate.GARBAGE if kept.in_garbage else Fate.HELD
-    return Holder(storage.size_bytes, 1, fate, kept.by)
+        fate, by = Fate.FREED_LATER, ways[place]
+    else:
+        fate, by = Fate.GARBAGE if kept.in_garbage else Fate.HELD, kept.by
+        fate = Fate.NOT_LOOKED_FOR if by is None else fate
+    return Holder(storage.size_bytes, 1, fate, by or "")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from pytest_torchmem.measuring.simulated_gaps import with_gaps
-from pytest_torchmem.simulate.gaps import gaps_so_far
+from pytest_torchmem.simulate.gaps import gaps_so_far, with_gaps
 from pytest_torchmem.values.contributors import CategoryBytes
 from pytest_torchmem.values.results import Counters, Level, Peak, Result, Retained
 

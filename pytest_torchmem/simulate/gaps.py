@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.simulate import GPU_VARIABLE
+from pytest_torchmem.values.results import Result
 
 # Their numbers in runtime/libraries.cpp.
 _LIBRARIES: Final = ("cuDNN", "cuSOLVER", "cuSPARSE", "cuSPARSELt")
+_WHY: Final = (
+    "a GPU decides how much memory cuFFT takes for itself, which is at most 8 complex elements for "
+    "each that it transforms"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +115,23 @@ def _line_of_read(number: int) -> str:
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
+
+
+def with_gaps(
+    result: Result, before: Gaps, most_with: Callable[[Iterable[tuple[int, int]]], int]
+) -> Result:
+    """Return a result that says what could not be known since ``before`` was counted.
+
+    ``most_with`` returns the most that the peak can be where scratch of libraries was there, too: a
+    time and a size for each call. Of a region only that is said, and nothing of a real device.
+    """
+    if not before.scratch:
+        return result
+    lower = lower_bound_sentences(before)
+    if not lower:
+        scratch = bounded_scratch(before, result.device)
+        result = replace(result, at_most=most_with(scratch) if scratch else result.peak.total)
+    told = [result.interval and f"{result.interval}: {_WHY}"]
+    if not result.name:
+        told += [*lower, inexact_reads_sentence(before)]
+    return replace(result, blind_spots=(*result.blind_spots, *filter(None, told)))

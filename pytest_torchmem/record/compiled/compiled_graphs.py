@@ -151,10 +151,10 @@ class CompiledGraphs:
 
     def _note(self, node: torch.fx.Node, living: Mapping[int, torch.nn.Module]) -> None:
         # A graph may outlive its modules, and another module have the place of one of them.
-        module = _module_of(node)
-        is_other = not isinstance(living.get(module), (_class_of_module(node), NoneType))
-        if place := _place_of(node):
-            self._places[module] = place
+        module, name, kind = _module_of(node)
+        is_other = not isinstance(living.get(module), (kind, NoneType))
+        if (found := _PLACE.fullmatch(name)) and kind is not object:
+            self._places[module] = _Place(tuple(found[1].split(".")[1:]), kind.__name__)
         if node.stack_trace and not is_other:
             known = self._traced.setdefault(_unnumbered(node.stack_trace), _Traced())
             known.stacks.setdefault(node.stack_trace)
@@ -208,7 +208,7 @@ def _origins_by_line(code: str, nodes: Iterable[torch.fx.Node]) -> dict[int, Nod
         names = (match[1] for match in _ASSIGNED.finditer(text))
         node = next((named[name] for name in names if name in named), None)
         if node is not None and node.stack_trace:
-            module = _module_of(node)
+            module, _, _ = _module_of(node)
             operator = operator_name(node)
             found[number] = NodeOrigin(
                 node.stack_trace, (module,) if module else (), operator if "::" in operator else ""
@@ -216,37 +216,22 @@ def _origins_by_line(code: str, nodes: Iterable[torch.fx.Node]) -> dict[int, Nod
     return found
 
 
-def _modules_of(node: torch.fx.Node) -> Mapping[str, tuple[str, object]]:
-    """The modules a node was traced in, the innermost last: their ``id()``, name and class.
+def _module_of(node: torch.fx.Node) -> tuple[int, str, type]:
+    """Return ``id()``, name and class of the innermost module a node was traced in.
 
-    A node of a backward graph has the modules of the forward node that it belongs to.
+    0, ``""`` and `object` stand for what is not known. A node of a backward graph has the modules
+    of the forward node that it belongs to.
     """
-    return node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-
-
-def _class_of_module(node: torch.fx.Node) -> type:
-    """The class of the innermost module a node was traced in; `object` if it is not known."""
-    match list(_modules_of(node).values())[-1:]:
-        case [(_, type() as kind)]:
-            return kind
-    return object
-
-
-def _place_of(node: torch.fx.Node) -> _Place | None:
-    """The place of the innermost module a node was traced in; None if it is not known by names."""
-    match list(_modules_of(node).values())[-1:]:
-        case [(str() as name, type() as kind)]:
-            found = _PLACE.fullmatch(name)
-            return _Place(tuple(found[1].split(".")[1:]), kind.__name__) if found else None
-    return None
-
-
-def _module_of(node: torch.fx.Node) -> int:
-    """The ``id()`` of the innermost module a node was traced in; 0 if it is not known."""
-    modules = _modules_of(node)
+    modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {"": ""}
+    *_, (key, known) = modules.items()
     # The second call of a module is noted under "1234@1". Some releases use a name as the key.
-    match = re.match(r"\d+", str(list(modules)[-1])) if modules else None
-    return int(match[0]) if match else 0
+    number = re.match(r"\d*", str(key))
+    name, kind = known if isinstance(known, tuple) and len(known) == 2 else ("", object)
+    return (
+        int(number[0] or 0) if number else 0,
+        name if isinstance(name, str) else "",
+        kind if isinstance(kind, type) else object,
+    )
 
 
 _FX_CODE: Final = "<eval_with_key>"

@@ -104,16 +104,16 @@ class Searcher:
 
         ``in_stopped`` lets the way lead through variables of code that has stopped.
         """
-        names = _local_variables()
+        names, frames = _local_variables()
         ways: dict[int, str] = {id(target): ""}
         below: dict[int, object] = {}
         front: list[object] = [target]
-        skipped = {*ignored, id(names), id(names.by_id), id(ways), *names.containers}
-        skipped |= {id(self._frozen), id(self._containers), id(below)}
+        skipped = {*ignored, *frames, id(names), id(ways), id(below)}
+        skipped |= {id(self._frozen), id(self._containers)}
         kinds: list[str] = []
         for _ in range(depth):
             for thing in front:
-                if name := names.by_id.get(id(thing)):
+                if name := names.get(id(thing)):
                     return self._found(name, thing, ways, below), ""
             skipped.add(id(front))
             above = [*gc.get_referrers(*front), *referrers_among(self._frozen, front)]
@@ -294,25 +294,20 @@ def _is_stopped_code(holder: object, held: object) -> bool:
     return is_a(holder, kinds) and not is_a(held, types.FrameType)
 
 
-class _Names:
-    """Names of objects by ``id()``, and the containers that only exist to look them up."""
+def _local_variables() -> tuple[dict[int, str], set[int]]:
+    """Return the names of local variables by the ``id()`` of their objects.
 
-    def __init__(self) -> None:
-        self.by_id: dict[int, str] = {}
-        self.containers: set[int] = {id(self.by_id)}
-
-
-def _local_variables() -> _Names:
-    """The local variables of all frames that run the program."""
-    names = _Names()
+    They are those of all frames that run the program; the other ids are those of all frames.
+    """
+    names: dict[int, str] = {}
+    frames: set[int] = set()
     for frame in running_frames():
-        names.containers.add(id(frame))
-        if is_machinery(frame.f_globals.get("__name__", "")):
-            continue
-        if frame.f_code.co_name != "<module>":
+        frames.add(id(frame))
+        is_program = not is_machinery(frame.f_globals.get("__name__", ""))
+        if is_program and frame.f_code.co_name != "<module>":
             for name, value in variables_of(frame).items():
-                names.by_id.setdefault(id(value), variable(name, place_of_frame(frame)))
-    return names
+                names.setdefault(id(value), variable(name, place_of_frame(frame)))
+    return names, frames
 
 
 def place_of_frame(frame: types.FrameType) -> str:

@@ -34,6 +34,21 @@ CHECKED: Final[Checked] = {
 Rendezvous: TypeAlias = "Callable[[int, int], Iterator[tuple[dist.Store, int, int]]]"
 
 
+def _in_place_of(owner: object, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator: the function stands for another, which is its first argument."""
+    original = getattr(owner, name)
+
+    def put(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def called(*arguments: Any, **named: Any) -> Any:
+            return function(original, *arguments, **named)
+
+        setattr(owner, name, called)
+        return called
+
+    return put
+
+
 def replace_rendezvous(handler: Rendezvous) -> None:
     """Let each address that torch knows (``env://``, ``tcp://``, ``file://``) lead to a handler."""
     from torch.distributed.rendezvous import _rendezvous_handlers
@@ -69,59 +84,49 @@ def make_gloo_without_partners() -> None:
             # In 2.6 the class itself is called.
             return getattr(fake, "_create_internal", fake)(rank, size)
 
-    monitored_barrier = groups.monitored_barrier
-
-    @functools.wraps(monitored_barrier)
-    def for_real_groups(group: Any = None, *arguments: Any, **named: Any) -> None:
+    @_in_place_of(groups, "monitored_barrier")
+    def for_real_groups(wait: Any, group: Any = None, *arguments: Any, **named: Any) -> None:
         if groups.get_backend(group) != "gloo":
-            monitored_barrier(group, *arguments, **named)
+            wait(group, *arguments, **named)
 
-    groups.monitored_barrier = dist.monitored_barrier = for_real_groups
+    dist.monitored_barrier = for_real_groups
     # torch numbers gloo's collectives, to say which rank is behind. The fake group has no numbers.
-    fake._set_sequence_number_for_group = _no_number
+    fake._set_sequence_number_for_group = lambda group: None
     groups.ProcessGroupGloo = ProcessGroupGloo
 
 
 def refuse_unsent_objects(why: Callable[[], Exception]) -> None:
     """Raise ``why()`` where a program waits for an object of another rank and nothing has come."""
-    groups: Any = importlib.import_module("torch.distributed.distributed_c10d")
-    unpack = groups._tensor_to_object
+    groups = importlib.import_module("torch.distributed.distributed_c10d")
 
-    def _tensor_to_object(*arguments: Any) -> Any:
+    @_in_place_of(groups, "_tensor_to_object")
+    def unpacked(unpack: Any, *arguments: Any) -> Any:
         try:
             return unpack(*arguments)
         except (EOFError, UnpicklingError) as nothing:
             raise why() from nothing
 
-    groups._tensor_to_object = _tensor_to_object
+    def received(receive: Any, value: Any, src_rank: int, *arguments: Any, **named: Any) -> Any:
+        if src_rank != dist.get_rank():
+            raise why()
+        return receive(value, src_rank, *arguments, **named)
 
-    def refuse_states(module: Any) -> None:
-        receive = module._broadcast_object
+    def converted(convert: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return convert(*arguments, **named)
+        except RuntimeError as lacking:
+            if "is not in the optimizer state" in str(lacking):
+                raise why() from lacking
+            raise
 
-        def _broadcast_object(value: Any, src_rank: int, *arguments: Any, **named: Any) -> Any:
-            if src_rank != dist.get_rank():
-                raise why()
-            return receive(value, src_rank, *arguments, **named)
+    def refuse_states(module: ModuleType) -> None:
+        _in_place_of(module, "_broadcast_object")(received)
 
-        module._broadcast_object = _broadcast_object
+    def refuse_states_of_parts(module: ModuleType) -> None:
+        if hasattr(module, "_convert_state_with_orig_params"):  # in each release that was checked
+            _in_place_of(module, "_convert_state_with_orig_params")(converted)
 
     _when_imported("torch.distributed.optim.zero_redundancy_optimizer", refuse_states)
-
-    def refuse_states_of_parts(module: Any) -> None:
-        convert = getattr(module, "_convert_state_with_orig_params", None)
-        if convert is None:  # in a release that was not checked
-            return
-
-        def _convert_state_with_orig_params(*arguments: Any, **named: Any) -> Any:
-            try:
-                return convert(*arguments, **named)
-            except RuntimeError as lacking:
-                if "is not in the optimizer state" in str(lacking):
-                    raise why() from lacking
-                raise
-
-        module._convert_state_with_orig_params = _convert_state_with_orig_params
-
     # Of parameters that keep their shapes (`use_orig_params`) each rank has only some.
     _when_imported("torch.distributed.fsdp._optim_utils", refuse_states_of_parts)
 
@@ -143,17 +148,12 @@ def save_what_one_rank_has() -> None:
     """
 
     def change(module: Any) -> None:
-        planner = module.DefaultSavePlanner
-        plan_all = planner.create_global_plan
-
-        @functools.wraps(plan_all)
-        def create_global_plan(self: Any, all_plans: list[Any]) -> tuple[list[Any], Any]:
+        @_in_place_of(module.DefaultSavePlanner, "create_global_plan")
+        def planned(plan_all: Any, self: Any, all_plans: list[Any]) -> tuple[list[Any], Any]:
             own = dist.get_rank() if len(all_plans) > 1 else 0
             plans, metadata = plan_all(self, [all_plans[own]])
             nothing = type(plans[0])([])
             return [plans[0] if at == own else nothing for at in range(len(all_plans))], metadata
-
-        planner.create_global_plan = create_global_plan
 
     _when_imported("torch.distributed.checkpoint.default_planner", change)
 
@@ -195,27 +195,20 @@ def tell_sizes_of_groups(tell: Callable[[int], None]) -> None:
 
     NCCL is not told when it splits a communicator: the ranks count each other.
     """
-    groups: Any = importlib.import_module("torch.distributed.distributed_c10d")
-    make, group_type = groups._new_process_group_helper, cast("Any", dist.ProcessGroup)
+    groups = importlib.import_module("torch.distributed.distributed_c10d")
 
-    def _new_process_group_helper(group_size: int, *arguments: Any, **named: Any) -> Any:
+    @_in_place_of(groups, "_new_process_group_helper")
+    def made(make: Any, group_size: int, *arguments: Any, **named: Any) -> Any:
         tell(group_size)
         return make(group_size, *arguments, **named)
 
-    groups._new_process_group_helper = _new_process_group_helper
-    if not hasattr(group_type, "split_group"):  # before 2.13
+    if not hasattr(dist.ProcessGroup, "split_group"):  # before 2.13
         return
-    split = group_type.split_group
 
-    def split_group(group: Any, ranks: Any, *arguments: Any, **named: Any) -> Any:
+    @_in_place_of(dist.ProcessGroup, "split_group")
+    def split(split: Any, group: Any, ranks: Any, *arguments: Any, **named: Any) -> Any:
         tell(len(ranks))
         return split(group, ranks, *arguments, **named)
-
-    group_type.split_group = split_group
-
-
-def _no_number(group: object) -> None:
-    pass
 
 
 def gather(value: object, group: dist.ProcessGroup | None = None) -> list[Any]:
