@@ -65,8 +65,8 @@ def estimate(
     Args:
         backward: Differentiate the output: its ``loss`` if it has one, else the sum of the first
             tensor with a graph, also where the caller's grad mode is off, which a note then says.
-            The output itself is not kept. With False, the output is held to
-            the end of the window, and the caller's grad mode applies.
+            The output itself is not kept. With False, the output is held to the end of the window,
+            and the caller's grad mode applies.
         optimizer: An optimizer, its class, or a function of the parameters that makes one. The
             estimate is then that of a second training step, with the state in place.
         device: The device to estimate for (``"cuda"`` works on a machine without one); by default

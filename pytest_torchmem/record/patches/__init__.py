@@ -10,7 +10,7 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import reduce, update_wrapper
 from types import FunctionType, TracebackType
@@ -76,12 +76,8 @@ RUN_ITEM: Final = "concurrent.futures.thread._WorkItem.run"
 THREAD_STARTERS: Final = ("threading._start_joinable_thread", "threading._start_new_thread")
 _KNOWN: Final = "Counts the threads that are known: others may allocate unseen."
 _OPTIM: Final = "torch.optim.optimizer."
-_ESTIMATED: Final = During.ESTIMATING
 _CASTS: Final = "Keeps autocast for CUDA from being off without a word."
-_AUTOCAST: Final = (
-    fake_tensors.MAKE_AUTOCAST,
-    fake_tensors.ENTER_AUTOCAST,
-)
+_AUTOCAST: Final = (fake_tensors.MAKE_AUTOCAST, fake_tensors.ENTER_AUTOCAST)
 
 PATCHES: Final = (
     Patch(f"{_NN}register_module_parameter_registration_hook", _REGISTERED, How.ADDED),
@@ -141,70 +137,56 @@ PATCHES: Final = (
     *(Patch(name, _COMPILED) for name in compiler.PREPARING),
     Patch(compiler.CLEAR_CALLBACKS, "Keeps our callbacks when the compiler is reset in a body."),
     *(Patch(name, "Takes hooks out while dynamo looks at frames.") for name in compiler.SETTERS),
-    Patch(f"{_NN}register_module_forward_pre_hook", _CALLED_IN, How.ADDED, _ESTIMATED),
-    Patch(f"{_NN}register_module_forward_hook", _CALLED_IN, How.ADDED, _ESTIMATED),
-    Patch(f"{_OPTIM}register_optimizer_step_pre_hook", _STEP, How.ADDED, _ESTIMATED),
-    Patch(f"{_OPTIM}register_optimizer_step_post_hook", _STEP, How.ADDED, _ESTIMATED),
-    Patch(
-        "torch.get_rng_state",
-        "Counts what checkpointing allocates where nobody sees it.",
-        during=_ESTIMATED,
-    ),
-    Patch(
-        fake_tensors.RESIZE_STORAGE,
-        "Follows storages that grow and shrink without an operator.",
-        during=_ESTIMATED,
-    ),
-    Patch(
-        modules.FOREACH_TYPES,
-        "Lets optimizers treat fake tensors as they treat real ones.",
-        How.ADDED,
-        _ESTIMATED,
-    ),
-    Patch(
-        modules.FOREACH_DEVICES,
-        "Lets optimizers treat the CPU as the GPU that it stands for.",
-        during=_ESTIMATED,
-    ),
-    Patch(
-        modules.AVERAGING_DEVICES,
-        "Lets averages of weights do so, too.",
-        during=_ESTIMATED,
-    ),
-    Patch(
-        compiler.STANCE,
-        "Runs compiled functions as written: dynamo would run them so for ever after.",
-        How.ADDED,
-        _ESTIMATED,
-    ),
-    Patch(fake_tensors.COPY, "Copies without bytes.", during=_ESTIMATED),
-    Patch(
-        fake_tensors.ELSEWHERE,
-        "Refuses what another thread does with fake tensors.",
-        during=_ESTIMATED,
-    ),
-    Patch(fake_tensors.PICKLE, "Refuses to write what has no bytes.", during=_ESTIMATED),
-    Patch(fake_tensors.ITEM, "Gives a number that can be shown.", during=_ESTIMATED),
-    Patch(fake_tensors.FORMAT, "Shows a fake tensor as a real one.", during=_ESTIMATED),
-    Patch(fake_tensors.SCALER_STEP, "Steps: no gradient is infinite.", during=_ESTIMATED),
-    Patch(
-        fake_tensors.SET_GRAD,
-        "Begins anew where gradients are wanted on a device that is not there.",
-        during=_ESTIMATED,
-    ),
-    *(Patch(name, _CASTS, during=_ESTIMATED) for name in _AUTOCAST),
-    Patch(
-        autograd.ENGINE,
-        "Runs the nodes of second derivatives in the order of a GPU.",
-        during=_ESTIMATED,
-    ),
     *(
-        Patch(name, "Uses CUDA's operators where the CPU stands for it.", How.ADDED, _ESTIMATED)
-        for name in fake_tensors.DIFFERENT_ON_CUDA
-    ),
-    *(
-        Patch(name, "Takes the way of real tensors.", How.ADDED, _ESTIMATED)
-        for name in fake_tensors.DIFFERENT_FOR_FAKES
+        replace(patch, during=During.ESTIMATING)
+        for patch in (
+            Patch(f"{_NN}register_module_forward_pre_hook", _CALLED_IN, How.ADDED),
+            Patch(f"{_NN}register_module_forward_hook", _CALLED_IN, How.ADDED),
+            Patch(f"{_OPTIM}register_optimizer_step_pre_hook", _STEP, How.ADDED),
+            Patch(f"{_OPTIM}register_optimizer_step_post_hook", _STEP, How.ADDED),
+            Patch(
+                "torch.get_rng_state", "Counts what checkpointing allocates where nobody sees it."
+            ),
+            Patch(
+                fake_tensors.RESIZE_STORAGE,
+                "Follows storages that grow and shrink without an operator.",
+            ),
+            Patch(
+                modules.FOREACH_TYPES,
+                "Lets optimizers treat fake tensors as they treat real ones.",
+                How.ADDED,
+            ),
+            Patch(
+                modules.FOREACH_DEVICES,
+                "Lets optimizers treat the CPU as the GPU that it stands for.",
+            ),
+            Patch(modules.AVERAGING_DEVICES, "Lets averages of weights do so, too."),
+            Patch(
+                compiler.STANCE,
+                "Runs compiled functions as written: dynamo would run them so for ever after.",
+                How.ADDED,
+            ),
+            Patch(fake_tensors.COPY, "Copies without bytes."),
+            Patch(fake_tensors.ELSEWHERE, "Refuses what another thread does with fake tensors."),
+            Patch(fake_tensors.PICKLE, "Refuses to write what has no bytes."),
+            Patch(fake_tensors.ITEM, "Gives a number that can be shown."),
+            Patch(fake_tensors.FORMAT, "Shows a fake tensor as a real one."),
+            Patch(fake_tensors.SCALER_STEP, "Steps: no gradient is infinite."),
+            Patch(
+                fake_tensors.SET_GRAD,
+                "Begins anew where gradients are wanted on a device that is not there.",
+            ),
+            *(Patch(name, _CASTS) for name in _AUTOCAST),
+            Patch(autograd.ENGINE, "Runs the nodes of second derivatives in the order of a GPU."),
+            *(
+                Patch(name, "Uses CUDA's operators where the CPU stands for it.", How.ADDED)
+                for name in fake_tensors.DIFFERENT_ON_CUDA
+            ),
+            *(
+                Patch(name, "Takes the way of real tensors.", How.ADDED)
+                for name in fake_tensors.DIFFERENT_FOR_FAKES
+            ),
+        )
     ),
 )
 _LISTED: Final = frozenset(patch.name for patch in PATCHES)

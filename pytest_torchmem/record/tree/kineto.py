@@ -24,7 +24,7 @@ from pytest_torchmem.record.tree.event_tree import (
     read_tree,
     times_of,
 )
-from pytest_torchmem.record.tree.growing_tables import LateLines, StringTable, Tables, seam_at
+from pytest_torchmem.record.tree.growing_tables import LateLines, Seam, StringTable, Tables, seam_at
 from pytest_torchmem.record.tree.mentions import InputShapes, InputSizes, Mentions
 from pytest_torchmem.record.tree.python_calls import Cuts, Gap, PythonCalls, find_gaps
 from pytest_torchmem.values.packed import Table
@@ -144,18 +144,7 @@ class TreeReader:
             self._thread_places, tree, events["is_operator"][operators], result
         )
         texts, call_details = self._fill_python(calls, events)
-        cutting, cut = self._cutting
-        # Where the session was cut, and where it could not be.
-        cuts = np.flatnonzero(events["name"] == cut).tolist()
-        seams = [seam_at(events, row, cutting) for row in cuts]
-        began = seams[0] if seams and self._was_cut else None
-        ended = seams[-1] if seams and is_cut else None
-        self._was_cut = is_cut
-        own = tuple(seam.own for seam in seams)
-        text_of = dict(zip(np.flatnonzero(are_calls(events["kind"])).tolist(), texts, strict=True))
-        # If a function was already running, its text has the line at which it was then.
-        text_of |= zip(began.around if began else (), self._running, strict=False)
-        self._running = [text_of[row] for row in ended.around] if ended else []
+        own, began, ended, text_of = self._find_cuts(events, texts, is_cut)
         running = [int(kept.rows[s.around[0]]) if s and s.around else -1 for s in (began, ended)]
         cuts = Cuts(tuple(kept.rows[list(own)].tolist()), running[0], self._open_gap, running[1])
         late_lines = LateLines()
@@ -176,6 +165,25 @@ class TreeReader:
             read_count=len(tree.kinds),
             late_lines=late_lines,
         )
+
+    def _find_cuts(
+        self, events: NDArray[np.void], texts: Sequence[str], is_cut: bool
+    ) -> tuple[tuple[int, ...], Seam | None, Seam | None, dict[int, str]]:
+        """Return where the session was cut or could not be, and the cuts at its two ends.
+
+        Beside them the event names of Python calls by their rows.
+        """
+        cutting, cut = self._cutting
+        cuts = np.flatnonzero(events["name"] == cut).tolist()
+        seams = [seam_at(events, row, cutting) for row in cuts]
+        began = seams[0] if seams and self._was_cut else None
+        ended = seams[-1] if seams and is_cut else None
+        self._was_cut = is_cut
+        text_of = dict(zip(np.flatnonzero(are_calls(events["kind"])).tolist(), texts, strict=True))
+        # If a function was already running, its text has the line at which it was then.
+        text_of |= zip(began.around if began else (), self._running, strict=False)
+        self._running = [text_of[row] for row in ended.around] if ended else []
+        return tuple(seam.own for seam in seams), began, ended, text_of
 
     def _fill_operators(self, tree: EventTree, events: NDArray[np.void]) -> None:
         events["name"] = self.strings.number("")

@@ -112,11 +112,11 @@ def find_gaps(
     found, left = [], None
     for (function, number), places in runs.items():
         after, before = below.line(function, number - 1), below.line(function, number)
-        earlier: tuple[OpenPart, ...] = ()
-        if function == resumed and after is None and cuts.gap is not None:
-            after, earlier = cuts.gap.after, cuts.gap.earlier
+        # The rest of a gap that was open at the beginning, or a gap of this session alone.
+        gap = cuts.gap if function == resumed and after is None and cuts.gap else Gap(-1, (), 0, 0)
         operators = tuple(kept.row[rows[places]].tolist())
-        gap = Gap(int(kept.row[function]), operators, after or 0, before or 0, earlier)
+        around = after or gap.after, before or 0
+        gap = Gap(int(kept.row[function]), operators, *around, gap.earlier)
         if before is None and function == cuts.left and function in users:
             left = gap
         else:
