@@ -27,7 +27,7 @@ from pytest_torchmem.record.devices import (
 from pytest_torchmem.record.owners.autograd_graph import PackHookWatch
 from pytest_torchmem.record.owners.live_objects import SwapWatch, settle_collector
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
-from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.patches import Installed, open_ranges
 from pytest_torchmem.record.patches.functorch import FunctorchWatch
 from pytest_torchmem.record.patches.open_ranges import OpenRanges
 from pytest_torchmem.record.patches.python_tracing import (
@@ -105,7 +105,7 @@ class Recorder:
         self._watch = OwnershipWatch(
             self._log,
             self.mark,
-            partial(self._between_sessions, self._ranges.in_backward_at_most),
+            partial(self._between_sessions, open_ranges.BACKWARD),
         )
         self._marks = Rows(MARK)
         self._segments: list[Tables] = []
@@ -121,10 +121,7 @@ class Recorder:
             self._watch.note_call, lambda: autograd.await_engine(self._device)
         )
         self._compilations = CompilationWatch(self._learn_graphs)
-        self._swaps = SwapWatch(partial(self._between_sessions, self._ranges.in_conversion_at_most))
-        self._gloo = GlooWatch()
         self._imports = ImportWatch(self._listen_to_compiler)
-        self._parsing = ParsingWatch()
         self._tracing = TracingPause()
         self._regions = CompiledRegions(self._hooks_out, self._hooks_in)
         # Following what is owned is put off for a while by `paused`, and hooks that dynamo would
@@ -173,15 +170,9 @@ class Recorder:
         self._follow()
         if not autograd.READS_SAVED:
             PackHookWatch().install(self._patches)
-        for watch in (
-            self._ranges,
-            self._threads,
-            self._functorch,
-            self._swaps,
-            self._gloo,
-            self._imports,
-            self._parsing,
-        ):
+        swaps = SwapWatch(partial(self._between_sessions, open_ranges.CONVERSION))
+        watches = (self._ranges, self._threads, self._functorch, swaps)
+        for watch in (*watches, GlooWatch(), self._imports, ParsingWatch()):
             watch.install(self._patches)
         self._listen_to_compiler()
         self._hooks_in()
@@ -291,11 +282,11 @@ class Recorder:
 
         return Around(begin, end)
 
-    def _between_sessions(self, can_be_left: Callable[[], bool]) -> Around[bool]:
+    def _between_sessions(self, but: tuple[str, ...]) -> Around[bool]:
         """Have no profiler in the block, where that can be; says whether it could."""
 
         def begin() -> bool:
-            can_be = self._profiler is not None and can_be_left()
+            can_be = self._profiler is not None and self._ranges.none_open(but)
             if can_be:
                 self._pause()
             return can_be

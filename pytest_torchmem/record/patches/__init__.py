@@ -18,7 +18,6 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from pytest_torchmem.record.torch_api import (
-    allocator,
     autograd,
     compiler,
     fake_tensors,
@@ -97,7 +96,7 @@ PATCHES: Final = (
     Patch(THREAD_STARTERS[1], _KNOWN, releases="Python 3.12 and before"),
     Patch(RUN_ITEM, "Counts what an executor's threads allocate."),
     Patch(
-        allocator.COUNT_ALL_THREADS,
+        profiler.COUNT_ALL_THREADS,
         "Has torch's total of the CPU's memory count every thread.",
         How.SWITCHED,
         releases="where libc10 has it",

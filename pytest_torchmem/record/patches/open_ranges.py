@@ -20,9 +20,9 @@ _HARMLESS: Final = ("/utils/_contextlib.py",)
 # modules,
 _MODULES: Final = (*_HARMLESS, "/nn/modules/module.py", "/nn/modules/container.py")
 # and the conversion of a module, down to the swap of its tensors.
-_CONVERSION: Final = (*_HARMLESS, "/nn/modules/module.py", "/torch/utils/__init__.py")
+CONVERSION: Final = (*_HARMLESS, "/nn/modules/module.py", "/torch/utils/__init__.py")
 # These call the engine.
-_BACKWARD: Final = (*_MODULES, "/torch/_tensor.py", "/autograd/__init__.py", "/autograd/graph.py")
+BACKWARD: Final = (*_MODULES, "/torch/_tensor.py", "/autograd/__init__.py", "/autograd/graph.py")
 # These begin and end ranges and sessions,
 _PROFILERS: Final = ("autograd/profiler.py", "profiler/profiler.py")
 # and these compile, while the Python tracer may be suspended.
@@ -48,7 +48,7 @@ class OpenRanges:
 
     def install(self, patches: Installed) -> None:
         """Begin to count. What torch is calling already, as ``mp.spawn`` does, is not counted."""
-        self.around = _calls_by_torch()
+        self.around = _calls_by_torch(_HARMLESS)
         annotation = "torch.autograd.profiler.record_function"
         patches.replace(f"{annotation}.__enter__", self._opening)
         patches.replace(f"{annotation}.__exit__", self._closing)
@@ -77,9 +77,9 @@ class OpenRanges:
                 "or anything else that torch calls; read a region's numbers, or estimate, after it"
             )
 
-    def none_open(self) -> bool:
-        """Return whether `require_none_open` raises nothing."""
-        return self._open <= 0 and _calls_by_torch() <= self.around
+    def none_open(self, but: tuple[str, ...] = _HARMLESS) -> bool:
+        """Return whether `require_none_open` raises nothing, for calls in the files ``but`` too."""
+        return self._open <= 0 and _calls_by_torch(but) <= self.around
 
     def may_be_cut(self) -> bool:
         """Return whether nothing is open, and torch neither opens or closes a range nor compiles.
@@ -89,16 +89,8 @@ class OpenRanges:
         """
         return self._open <= 0 and not any(file.startswith(_UNCUT) for file in _files_called())
 
-    def in_conversion_at_most(self) -> bool:
-        """Return whether nothing is open, and torch calls nothing but a module's conversion."""
-        return self._open <= 0 and _calls_by_torch(_CONVERSION) <= self.around
 
-    def in_backward_at_most(self) -> bool:
-        """Return whether nothing is open, and torch calls nothing but modules and the engine."""
-        return self._open <= 0 and _calls_by_torch(_BACKWARD) <= self.around
-
-
-def _calls_by_torch(harmless: tuple[str, ...] = _HARMLESS) -> int:
+def _calls_by_torch(harmless: tuple[str, ...]) -> int:
     """Return how many functions of torch's are being called, below pytest where that is."""
     return sum(file.startswith(_TORCH) and not file.endswith(harmless) for file in _files_called())
 

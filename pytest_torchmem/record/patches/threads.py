@@ -25,7 +25,7 @@ import torch
 from pytest_torchmem.record.patches import THREAD_STARTERS, Installed
 from pytest_torchmem.record.patches.python_tracing import interpreter_call, quiet
 from pytest_torchmem.record.patches.thread_memory import ThreadMemory, name_thread, thread_name
-from pytest_torchmem.record.torch_api import allocator, dispatcher, profiler
+from pytest_torchmem.record.torch_api import dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.values.json_values import Json
 
@@ -65,7 +65,7 @@ class ThreadWatch:
 
     def __init__(self, device: torch.device, profiled: Callable[[], None]) -> None:
         self._memory = ThreadMemory(device)
-        self._switch = allocator.all_threads_switch() if device.type == "cpu" else None
+        self._switch = profiler.all_threads_switch() if device.type == "cpu" else None
         self._profiled = profiled
         self._existing: list[threading.Thread] = []
         self._recorded: Collection[int] = ()
@@ -94,7 +94,7 @@ class ThreadWatch:
         # A switch that is off is false itself.
         if (switch := self._switch) is not None:
             before, switch.value = switch.value, True
-            patches.note(allocator.COUNT_ALL_THREADS, lambda: setattr(switch, "value", before))
+            patches.note(profiler.COUNT_ALL_THREADS, lambda: setattr(switch, "value", before))
 
     def _hidden(self, getter: Callable[[], object]) -> Callable[[], object]:
         @wraps(getter)

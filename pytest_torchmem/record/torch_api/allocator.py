@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -18,23 +15,6 @@ CHECKED: Final[Checked] = {
     "torch.cuda.memory._record_memory_history": ("2.6.0", "2.15.0"),
     "torch.cuda.memory._snapshot": ("2.6.0", "2.15.0"),
 }
-
-#: A switch of libc10's (2.6.0 to 2.15.0): the running total of the CPU's memory counts what all
-#: threads allocate and free, and not only those that are profiled.
-COUNT_ALL_THREADS: Final = "libc10.FLAGS_caffe2_report_cpu_memory_usage"
-
-
-@cache
-def all_threads_switch() -> ctypes.c_bool | None:
-    """Return that switch; None where torch lacks it, or would print each allocation then."""
-    found = [*Path(torch.__file__).parent.glob("lib/libc10.*")]
-    try:
-        library = ctypes.CDLL(str(found[0]))
-        switch = ctypes.c_bool.in_dll(library, COUNT_ALL_THREADS.partition(".")[2])
-        least_printed = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level").value
-    except (IndexError, OSError, ValueError):
-        return None
-    return switch if least_printed > 0 else None
 
 
 def accelerator_counts(device_type: str) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import cProfile
+import ctypes
 import os
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 from weakref import WeakSet
@@ -157,6 +160,24 @@ def begin_counting() -> None:
     config = ProfilerConfig(ProfilerState.CPU, False, True, *off, _ExperimentalConfig())
     _autograd._enable_profiler_legacy(config)
     observe_operators(False)
+
+
+#: A switch of libc10's (2.6.0 to 2.15.0): the running total of the CPU's memory counts what all
+#: threads allocate and free, and not only those that are profiled.
+COUNT_ALL_THREADS: Final = "libc10.FLAGS_caffe2_report_cpu_memory_usage"
+
+
+@cache
+def all_threads_switch() -> ctypes.c_bool | None:
+    """Return that switch; None where torch lacks it, or would print each allocation then."""
+    found = [*Path(torch.__file__).parent.glob("lib/libc10.*")]
+    try:
+        library = ctypes.CDLL(str(found[0]))
+        switch = ctypes.c_bool.in_dll(library, COUNT_ALL_THREADS.partition(".")[2])
+        least_printed = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level").value
+    except (IndexError, OSError, ValueError):
+        return None
+    return switch if least_printed > 0 else None
 
 
 class Counted(NamedTuple):

@@ -18,7 +18,7 @@ from pytest_torchmem import estimate, measure
 from pytest_torchmem.record.patches import PATCHES, During, How, Installed
 from pytest_torchmem.record.patches.python_tracing import CompilationWatch
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.record.torch_api import allocator, compiler, modules, profiler
+from pytest_torchmem.record.torch_api import compiler, modules, profiler
 
 HOW_IT_WORKS = Path(__file__).parents[3] / "docs" / "how-it-works.md"
 
@@ -40,7 +40,7 @@ def in_place() -> dict[str, object]:
             if name.startswith("_global_") and isinstance(value, dict):
                 found[f"{place}.{name}"] = tuple(map(id, value.values()))
     callbacks = compiler.callbacks()
-    switch = allocator.all_threads_switch()
+    switch = profiler.all_threads_switch()
     found["all threads"] = switch is not None and switch.value
     found["compiler"] = (*callbacks.start_callbacks, *callbacks.end_callbacks)
     found["foreach"] = tuple(modules.foreach_types())

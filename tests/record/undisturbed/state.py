@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from pytest_torchmem.record.heap import frozen_count
 from pytest_torchmem.record.patches import PATCHES, How
 from pytest_torchmem.record.torch_api import compiler, profiler
-from pytest_torchmem.record.torch_api.allocator import all_threads_switch
+from pytest_torchmem.record.torch_api.profiler import all_threads_switch
 
 #: Modules that a measurement may import, and packages of which it may import any.
 IMPORTED_BY_US = ("pytest_torchmem", "faulthandler", "ctypes", "numpy")
