@@ -5,6 +5,7 @@ And it ceases to count where the program lets go of its memory.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -178,6 +179,13 @@ def test_a_module_that_is_called_with_other_parameters_still_holds_its_own(trans
 
     with torch.no_grad():
         assert assert_alike(step) > 3 * LAYER
+
+
+def test_a_module_on_meta_that_is_called_with_other_parameters_has_no_memory():
+    model = nn.Linear(256, 256)
+    shape = copy.deepcopy(model).to("meta")
+    x, given = torch.randn(16, 256), dict(model.named_parameters())
+    assert_alike(lambda: torch.func.functional_call(shape, given, (x,)).sum().backward())
 
 
 def test_a_module_that_only_an_inner_function_names_is_found():

@@ -281,6 +281,16 @@ def test_casts_for_cuda_are_refused_with_the_way_to_measure_them(model, made_bef
         estimate(step, device="cuda")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU that is here decides")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_that_cudnn_may_compute_is_said_to_be_in_doubt(dtype):
+    x = torch.ones(2, 4, 16, 32, dtype=dtype)
+    mask = torch.ones(16, 16, dtype=torch.bool)
+    attend = nn.functional.scaled_dot_product_attention
+    found = estimate(lambda: attend(x, x, x, attn_mask=mask), backward=False, device="cuda")
+    assert any("cuDNN" in note for note in found.notes) == (dtype is torch.bfloat16)
+
+
 def test_casts_that_are_off_are_no_reason_to_refuse(model):
     def step():
         with torch.autocast("cuda", enabled=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
 import os
 import random
@@ -241,6 +242,28 @@ def test_a_buffer_for_replay_and_a_module_that_counts_are_as_they_were(fails: bo
 
 
 REGISTERED: dict[str, object] = {}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_arrays_and_iterators_are_as_they_were(fails: bool) -> None:
+    ages, one = np.arange(4), np.zeros(())
+    batches = iter([X, X + 1, X + 2])
+    numbers = iter(range(5, 9))
+    next(numbers)
+
+    def step() -> torch.Tensor:
+        ages[next(numbers) % 4] += 10
+        one[...] = 1
+        if fails:
+            raise RuntimeError
+        return next(batches) * int(ages.sum())
+
+    with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+        estimate(step, backward=False)
+    assert ages.tolist() == [0, 1, 2, 3]
+    assert one == 0
+    assert next(batches) is X
+    assert next(numbers) == 6
 
 
 def test_what_a_program_registers_for_good_stays() -> None:

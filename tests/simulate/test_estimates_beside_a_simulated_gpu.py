@@ -47,7 +47,31 @@ def bias_by_position(device):
     return step
 
 
-@pytest.mark.parametrize("program", [gradient_penalty, bias_by_position])
+def physics_informed(device):
+    """The backward passes of a step make more nodes than its forward pass.
+
+    So the thread of the GPU has made more, after some steps.
+    """
+    y = one = torch.ones((), device=device, requires_grad=True)
+    for _ in range(20_000 if device == "cuda" else 1):
+        y = y * one
+    torch.autograd.grad(y, one, create_graph=True)
+    parts = [nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)]
+    model = nn.Sequential(*parts).to(device)
+    points = torch.rand(256, 2, device=device)
+
+    def step():
+        model.zero_grad()
+        z = points.clone().requires_grad_()
+        u = model(z)
+        (slope,) = torch.autograd.grad(u.sum(), z, create_graph=True)
+        (bend,) = torch.autograd.grad(slope[:, :1].sum(), z, create_graph=True)
+        (slope[:, 1:] + u * slope[:, :1] - 0.01 * bend[:, :1]).square().mean().backward()
+
+    return step
+
+
+@pytest.mark.parametrize("program", [gradient_penalty, bias_by_position, physics_informed])
 def test_the_cpu_stands_for_a_gpu(program, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
     step = program("cuda")

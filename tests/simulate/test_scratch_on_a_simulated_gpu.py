@@ -87,6 +87,11 @@ def test_the_partial_results_of_a_reduction_are_known(name, shape, layout, dtype
     require_rule(func, *args)
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_exponents_of_expanded_rows_are_added_up_from_a_copy(dim):
+    require_rule(aten.logsumexp.default, floats(1, 4096).expand(33, 4096), [dim])
+
+
 @pytest.mark.parametrize("count", [100, 3073, 10_000, 70_000])
 @pytest.mark.parametrize("rows", [100, 50_000])
 def test_gradients_of_rows_that_are_looked_up_are_sorted(count, rows):

@@ -19,7 +19,7 @@ from pytest_torchmem.record.fake.kernels.libraries import uncounted_on_gpus, unc
 from pytest_torchmem.record.fake.leftovers import held_by_modules, put_back
 from pytest_torchmem.record.fake.origin import names_of
 from pytest_torchmem.record.fake.stand_ins import missing_device
-from pytest_torchmem.record.fake.stand_ins.device_thread import number_as_on_a_gpu
+from pytest_torchmem.record.fake.stand_ins.device_thread import DeviceThread
 from pytest_torchmem.record.fake.stand_ins.missing_device import GradientsWanted
 from pytest_torchmem.record.fake.stand_ins.other_threads import refused_in_other_threads
 from pytest_torchmem.record.fake.stand_ins.real_routes import take_real_routes
@@ -91,7 +91,13 @@ def record_fake_run(program: Program, device: str | None) -> StaticRun:
 
     def recorded(runs_on: torch.device) -> StaticRun:
         moved_to = None if device is None and shown == runs_on else runs_on
-        return _recorded(program, found, Substitution(fake_mode, moved_to), shown, runs_on)
+
+        def run(thread: DeviceThread) -> StaticRun:
+            fakes = Substitution(fake_mode, moved_to)
+            return _recorded(program, found, fakes, shown, runs_on, thread)
+
+        first = run(thread := DeviceThread())
+        return run(DeviceThread(ahead=True)) if thread.gets_ahead else first
 
     # Whatever a program puts away of its caller's own fake tensors is the caller's affair.
     own = any(isinstance(tensor, fake_tensors.FakeTensor) for tensor in tensors)
@@ -115,6 +121,7 @@ def _recorded(
     fakes: Substitution,
     shown: torch.device,
     runs_on: torch.device,
+    thread: DeviceThread,
 ) -> StaticRun:
     """Return the run for the device that is shown, with fakes that are said to be on another."""
     without_grad = program.backward and not torch.is_grad_enabled()
@@ -127,6 +134,9 @@ def _recorded(
         stack.enter_context(refused_in_other_threads(patches, fakes.mode))
         notes: set[str] = set()
         _put_in_place(patches, notes, shown, runs_on)
+        if shown.type == "cuda" and runs_on != shown:
+            take_cudas_operators(patches, notes)
+            thread.put_in_place(patches)
         if program.backward:
             stack.enter_context(torch.enable_grad())
         for holder in found.holders:
@@ -163,9 +173,6 @@ def _put_in_place(
     let_values_be_shown(patches, notes)
     take_real_routes(patches)
     missing_device.watch(patches, shown=shown, runs_on=runs_on)
-    if shown.type == "cuda" and runs_on != shown:
-        take_cudas_operators(patches)
-        number_as_on_a_gpu(patches)
 
 
 def _substituted(fakes: Substitution, found: Reachable, program: Program) -> Any:
@@ -191,6 +198,9 @@ def _run(
     recorder = _recorder(fakes, names, found, stand_in)
     given = (program.args, program.kwargs, fakes.leaves())
     _name_owners(recorder, found, given, program.optimizer, names)
+    for _, root in found.modules.values():
+        for module in root.modules():
+            recorder.given.holds(module, fakes.on_meta)
     del given
     with recording(recorder):
         held = program.step(recorder)
@@ -373,6 +383,3 @@ def _name_owners(
     for category, tensors in owners:
         for tensor in fake_tensors.tensors_in(tensors):
             recorder.given.own(tensor, category, names.get(id(tensor), ""))
-    for _, root in found.modules.values():
-        for module in root.modules():
-            recorder.given.holds(module)

@@ -7,6 +7,7 @@ does, or once an optimizer updates by it: so it is where a program is measured.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,7 +38,8 @@ class Given:
         self._ledger = ledger
         self._unused: dict[int, _Owned] = {}
         # Where a program calls a module with other parameters, its own are still what it holds.
-        self._held: dict[int, list[weakref.ref[torch.Tensor]]] = {}
+        # What is on meta has no memory then.
+        self._held: dict[int, list[tuple[weakref.ref[torch.Tensor], bool]]] = {}
         self._called: set[int] = set()
 
     def own(self, tensor: torch.Tensor, category: Category, path: str = "") -> None:
@@ -48,10 +50,9 @@ class Given:
         size = fake_tensors.size_hint(storage.nbytes())
         self._unused[key] = _Owned(category, path, size, str(tensor.device), watch)
 
-    def holds(self, module: torch.nn.Module) -> None:
+    def holds(self, module: torch.nn.Module, on_meta: Container[int]) -> None:
         """Note the parameters and buffers that a module has before the run."""
-        own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-        self._held[id(module)] = [weakref.ref(t) for t in fake_tensors.tensors_in(own)]
+        self._held[id(module)] = [(weakref.ref(t), id(t) in on_meta) for t in _own(module)]
 
     def called(self, root: torch.nn.Module) -> None:
         """Let a module use all that it and its children hold."""
@@ -59,8 +60,10 @@ class Given:
             return
         for module in root.modules():
             self._called.add(id(module))
-            for held in map(fake_tensors.from_weak, self._held.get(id(module), ())):
-                if held is not None:
+            now = set(map(id, _own(module)))
+            for weak, on_meta in self._held.get(id(module), ()):
+                held = fake_tensors.from_weak(weak)
+                if held is not None and not (on_meta and id(held) not in now):
                     self._use((held, held.grad if held.is_leaf else None))
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
@@ -107,3 +110,7 @@ class Given:
         self.nodes.append(
             StaticNode(path or f"given_{number}", NodeKind.INPUT, module=path, makes=(number,))
         )
+
+
+def _own(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]

@@ -35,6 +35,16 @@ _CACHE: Final = type(lru_cache(maxsize=1)(len))
 # A container with more than that is data.
 _MOST_LOOKED_AT: Final = 1000
 _PLAIN: Final = (int, float, complex, str, bytes, np.generic, np.ndarray, torch.Tensor)
+# A larger array of numpy is a set of data, which a program reads.
+_MOST_COPIED_BYTES: Final = 1 << 26
+# These can go back, as long as they have not come to their end.
+_ITERATORS: Final = (
+    type(iter([])),
+    type(iter(())),
+    type(iter(range(0))),
+    type(iter(range(1 << 64))),
+    type(reversed([])),
+)
 # As deep as modules' own containers and the functions of their hooks may be nested.
 _MAX_DEPTH: Final = 4
 _Restore = Callable[[fake_tensors.FakeTensorMode], None]
@@ -166,6 +176,12 @@ def _remembered(holder: object) -> Iterator[_Restore]:
     elif isinstance(holder, np.random.Generator):
         bits = holder.bit_generator
         yield partial(_call_with, partial(setattr, bits, "state"), bits.state)
+    elif isinstance(holder, _ITERATORS):
+        _, _, *place = holder.__reduce__()
+        yield partial(_call_with, holder.__setstate__, *place or [0])
+    elif isinstance(holder, np.ndarray):
+        if holder.flags.writeable and holder.nbytes <= _MOST_COPIED_BYTES:
+            yield partial(_call_with, partial(operator.setitem, holder, ...), holder.copy())
     elif not isinstance(holder, type | types.ModuleType) and isinstance(
         getattr(holder, "__dict__", None), dict
     ):

@@ -146,6 +146,8 @@ class Substitution:
         self._fakes: dict[
             int, tuple[torch.Tensor, torch.Tensor | None, weakref.ref[torch.Tensor]]
         ] = {}
+        #: The fakes of tensors on meta, by ``id``.
+        self.on_meta: set[int] = set()
         self._captured: dict[int, torch.Tensor] = {}
         self._leaves: list[weakref.ref[torch.Tensor]] = []
         self._undo: list[Callable[[], None]] = []
@@ -214,6 +216,8 @@ class Substitution:
             # A step count or a learning rate is read in Python; its value is known.
             fake_tensors.set_constant(fake, tensor)
         device = self._device if move and self._device is not None else tensor.device
+        if tensor.device.type == "meta":
+            self.on_meta.add(id(fake))
         target = torch.device("cpu") if device.type == "meta" else device
         for part in (fake, fake.grad if fake.is_leaf else None):
             if part is not None and part.device != target:

@@ -160,7 +160,7 @@ def _logsumexp(call: Call, processors: Processors) -> int:
     """The exponents of all, the largest of each row, and the sum."""
     x = call.args[0]
     kind = Reduction(_accumulated(x.dtype), x.element_size())
-    summed = partial_bytes(Read.of(x), _dims(call), kind, processors)
+    summed = partial_bytes(Read.of(x, x.dtype), _dims(call), kind, processors)
     return nbytes(x) + nbytes(call.outputs[0]) + summed
 
 

@@ -24,6 +24,10 @@ _Optional = torch.Tensor | None
 _Function = Callable[..., object]
 _WIDEST_FLASH_HEAD: Final = 256
 _ALIGNED: Final = 16
+_WITHOUT_CUDNN: Final = (
+    "attention of 16 bits is estimated as on GPUs before Hopper; from Hopper on cuDNN computes it "
+    "and keeps other memory, unless torch.backends.cuda.enable_cudnn_sdp(False)"
+)
 
 
 class _Context(Protocol):
@@ -45,10 +49,11 @@ class _RecurrentContext(_Context, Protocol):
     room: int
 
 
-def take_cudas_operators(patches: Installed) -> None:
-    """Let functions call the operators that they call on CUDA."""
-    operators = (_attention, _dropout, _lstm_cell, _gru_cell, _group_norm, _rms_norm)
-    on_cuda: list[_Function] = [*operators, *(partial(_recurrent, mode) for mode in range(4))]
+def take_cudas_operators(patches: Installed, notes: set[str]) -> None:
+    """Let functions call the operators that they call on CUDA; ``notes`` says what is in doubt."""
+    others = (_dropout, _lstm_cell, _gru_cell, _group_norm, _rms_norm)
+    on_cuda: list[_Function] = [partial(_attention, notes), *others]
+    on_cuda += (partial(_recurrent, mode) for mode in range(4))
     compose(patches, dict(zip(fake_tensors.DIFFERENT_ON_CUDA, on_cuda, strict=True)))
 
 
@@ -104,6 +109,7 @@ class _FusedRmsNorm(torch.autograd.Function):
 
 
 def _attention(
+    notes: set[str],
     plain: _Function,
     query: _Tensor,
     key: _Tensor,
@@ -125,6 +131,8 @@ def _attention(
     if whole and alike and flash and query.shape[-1] <= _WIDEST_FLASH_HEAD:
         # Grouped heads are read as they are.
         return _flash(query, key, value, dropout_p, is_causal, scale)
+    if sixteen_bits and switches.cudnn_sdp_enabled():
+        notes.add(_WITHOUT_CUDNN)
     efficient = switches.mem_efficient_sdp_enabled() and not enable_gqa
     aligned = query.shape[-1] % (8 if sixteen_bits else 4) == 0
     if whole and efficient and aligned and (sixteen_bits or query.dtype == torch.float32):

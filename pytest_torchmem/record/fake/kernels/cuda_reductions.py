@@ -64,13 +64,13 @@ class Read:
     item_bytes: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Read:
-        """Return the tensor as it is, or as it is copied into another type."""
-        if dtype is None or dtype == tensor.dtype:
+    def of(cls, tensor: torch.Tensor, copied_to: torch.dtype | None = None) -> Read:
+        """Return the tensor as it is, or what is computed of it element by element, in a type."""
+        if copied_to is None:
             steps, offset = list(tensor.stride()), tensor.storage_offset()
         else:
             steps, offset = _dense(tensor), 0
-        item_bytes = (dtype or tensor.dtype).itemsize
+        item_bytes = (copied_to or tensor.dtype).itemsize
         return cls(_whole(tensor.shape), _whole(steps), int(offset), item_bytes)
 
 

@@ -1,9 +1,11 @@
 """The order in which a GPU runs the nodes of second derivatives.
 
 Of the nodes that wait, autograd runs the one with the highest number. Each thread numbers the nodes
-that it makes. A backward pass on a GPU runs in a thread of its own, which makes few: with
-``create_graph=True`` they have low numbers, and come after those of the forward pass. On the CPU
-the program's own thread numbers them all, and they come before.
+that it makes. On the CPU the program's own thread makes them all. A backward pass on a GPU runs in
+a thread of its own, which begins at 0, too. What it makes with ``create_graph=True`` comes after
+the nodes of the forward pass if a step makes few of them (a gradient penalty), and before if it
+makes more than the program's own thread (derivatives by the inputs of a network): then it has got
+ahead after some steps.
 """
 
 from __future__ import annotations
@@ -19,20 +21,30 @@ from pytest_torchmem.record.torch_api import autograd
 
 # A program of fewer such nodes finds numbers that no other node has.
 _ROOM: Final = 1 << 13
+_AHEAD: Final = 1 << 40
 
 
-def number_as_on_a_gpu(patches: Installed) -> None:
-    """Let the nodes that backward passes make have numbers below those of all others."""
-    autograd.leave_numbers(_ROOM)
-    patches.replace(autograd.ENGINE, _Engine)
+class DeviceThread:
+    """Numbers nodes that backward passes make below those of all others, or ``ahead`` of them."""
 
+    def __init__(self, *, ahead: bool = False) -> None:
+        self._first = _AHEAD if ahead else 0
+        self._made = self._begin = 0
+        self._engine: Any = None
 
-class _Engine:
-    """Stands in for the engine, and gives the nodes that it has made the numbers of a thread."""
+    def put_in_place(self, patches: Installed) -> None:
+        autograd.leave_numbers(_ROOM)
+        self._begin = autograd.next_sequence_number()
+        patches.replace(autograd.ENGINE, self._in_place_of)
 
-    def __init__(self, engine: Any) -> None:
+    @property
+    def gets_ahead(self) -> bool:
+        """Return whether it has made more nodes than the program's own thread."""
+        return 2 * self._made > autograd.next_sequence_number() - self._begin
+
+    def _in_place_of(self, engine: Any) -> DeviceThread:
         self._engine = engine
-        self._next = 0
+        return self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -49,10 +61,10 @@ class _Engine:
 
     def _number_again(self, made: Iterable[torch.Tensor | None], begin: int) -> None:
         end = autograd.next_sequence_number()
-        if self._next + end - begin > _ROOM:
+        if self._made + end - begin > _ROOM:
             return
         for node in nodes_below(made):
             number = autograd.sequence_number(node)
             if begin <= number < end:
-                autograd.set_sequence_number(node, number - begin + self._next)
-        self._next += end - begin
+                autograd.set_sequence_number(node, number - begin + self._first + self._made)
+        self._made += end - begin
