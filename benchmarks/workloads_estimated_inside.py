@@ -6,6 +6,7 @@ Layers that one operator computes, optimizers inside others, code that torch's c
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -150,6 +151,62 @@ def relative_bias(device: str) -> Step:
     return training(device, nn.ParameterList([*project.parameters(), bias]), loss)
 
 
+def ensemble_on_meta(device: str) -> Step:
+    """Several models at once, by one that is on meta, as the tutorial has it."""
+    models = [mlp(device, 64)[0] for _ in range(4)]
+    base, x = copy.deepcopy(models[0]).to("meta"), torch.randn(32, 64, device=device)
+
+    def step() -> None:
+        stacked = torch.func.stack_module_state(models)
+        call = functools.partial(torch.func.functional_call, base, args=(x,))
+        torch.vmap(lambda *state: call(state))(*stacked).square().mean().backward()
+
+    return step
+
+
+def physics_informed(device: str) -> Step:
+    parts = [nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)]
+    model, points = nn.Sequential(*parts).to(device), torch.rand(256, 2, device=device)
+
+    def loss() -> torch.Tensor:
+        z = points.clone().requires_grad_()
+        u = model(z)
+        (slope,) = torch.autograd.grad(u.sum(), z, create_graph=True)
+        (bend,) = torch.autograd.grad(slope[:, :1].sum(), z, create_graph=True)
+        return (slope[:, 1:] + u * slope[:, :1] - 0.01 * bend[:, :1]).square().mean()
+
+    return training(device, model, loss)
+
+
+def copies_of_weights(device: str) -> Step:
+    """A model in 16 bits, and an optimizer in 32."""
+    model, x = mlp(device)
+    model.bfloat16()
+    copies = [p.detach().float() for p in model.parameters()]
+    optimizer = torch.optim.AdamW(copies)
+
+    def step() -> None:
+        model(x.bfloat16()).float().square().mean().backward()
+        for parameter, kept in zip(model.parameters(), copies, strict=True):
+            assert parameter.grad is not None
+            kept.grad, parameter.grad = parameter.grad.float(), None
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            torch._foreach_copy_(list(model.parameters()), copies)
+
+    return step
+
+
+def low_rank_by_hooks(device: str) -> Step:
+    model, x = mlp(device)
+    model.requires_grad_(False)
+    low = nn.Sequential(nn.Linear(256, 8), nn.Linear(8, 1024)).to(device)
+    model[0].register_forward_hook(lambda _, given, made: made + low(given[0]))
+    optimizer = torch.optim.AdamW(low.parameters())
+    return training(device, model, lambda: model(x).square().mean(), optimizer=optimizer)
+
+
 INSIDE = {
     "encoder without gradients": Program(encoder, no_grad=True),
     "encoder, norms first": Program(
@@ -170,4 +227,11 @@ INSIDE = {
     "thread pool": Program(pooled),
     "traced module": Program(scripted),
     "learned bias": Program(relative_bias),
+    "ensemble on meta": Program(ensemble_on_meta),
+    "physics-informed": Program(physics_informed),
+    "physics-informed, for CUDA": Program(physics_informed, "cuda"),
+    "copies of weights": Program(copies_of_weights),
+    "copies of weights, for CUDA": Program(copies_of_weights, "cuda"),
+    "LoRA by hooks": Program(low_rank_by_hooks),
+    "LoRA by hooks, for CUDA": Program(low_rank_by_hooks, "cuda"),
 }

@@ -188,6 +188,36 @@ def test_a_module_on_meta_that_is_called_with_other_parameters_has_no_memory():
     assert_alike(lambda: torch.func.functional_call(shape, given, (x,)).sum().backward())
 
 
+def test_an_optimizer_updates_copies_of_parameters_in_another_type():
+    model = nn.Linear(256, 256).bfloat16()
+    copies = [p.detach().float() for p in model.parameters()]
+    optimizer = torch.optim.SGD(copies, lr=0.1, momentum=0.9, foreach=True, weight_decay=0.1)
+
+    def step() -> None:
+        for parameter, kept in zip(model.parameters(), copies, strict=True):
+            parameter.grad = torch.ones_like(parameter)
+            kept.grad = parameter.grad.float()
+            parameter.grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert_alike(step)
+    assert all(kept.grad is None for kept in copies)
+
+
+def test_parameters_that_hooks_alone_hold_are_trained():
+    model, low = nn.Linear(256, 256).requires_grad_(False), nn.Linear(256, 256, bias=False)
+    model.register_forward_hook(lambda _, given, made: made + low(given[0]))
+    x, optimizer = torch.randn(16, 256), torch.optim.SGD(low.parameters(), momentum=0.9)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert_alike(step)
+
+
 def test_a_module_that_only_an_inner_function_names_is_found():
     def step():
         return (lambda: _INNER(X))()

@@ -139,8 +139,9 @@ def _recorded(
             thread.put_in_place(patches)
         if program.backward:
             stack.enter_context(torch.enable_grad())
+        updated = set(map(id, found.updated))
         for holder in found.holders:
-            fakes.in_holder(holder)
+            fakes.in_holder(holder, updated)
         args, kwargs = _substituted(fakes, found, program)
         stack.enter_context(fakes.mode)
         made = _optimizer_for(program.optimizer, found)
@@ -375,6 +376,7 @@ def _name_owners(
     owners += [
         (Category.OPTIMIZER_STATE, fake_tensors.tensors_in(list(k.state.values()))) for k in known
     ]
+    owners.append((Category.PARAMETER, found.updated))
     modules = [module for _, module in found.modules.values()]
     owners.append((Category.BUFFER, [b for m in modules for b in m.buffers()]))
     trained = [*parameters, *(t for t in inputs if t.is_leaf)]

@@ -38,7 +38,7 @@ _PLAIN: Final = (int, float, complex, str, bytes, np.generic, np.ndarray, torch.
 # A larger array of numpy is a set of data, which a program reads.
 _MOST_COPIED_BYTES: Final = 1 << 26
 # These can go back, as long as they have not come to their end.
-_ITERATORS: Final = (
+_ITERATORS: Final[tuple[Any, ...]] = (
     type(iter([])),
     type(iter(())),
     type(iter(range(0))),
@@ -177,8 +177,7 @@ def _remembered(holder: object) -> Iterator[_Restore]:
         bits = holder.bit_generator
         yield partial(_call_with, partial(setattr, bits, "state"), bits.state)
     elif isinstance(holder, _ITERATORS):
-        _, _, *place = holder.__reduce__()
-        yield partial(_call_with, holder.__setstate__, *place or [0])
+        yield _restore_iterator(holder)
     elif isinstance(holder, np.ndarray):
         if holder.flags.writeable and holder.nbytes <= _MOST_COPIED_BYTES:
             yield partial(_call_with, partial(operator.setitem, holder, ...), holder.copy())
@@ -200,6 +199,11 @@ def _restore_generator(
     if isinstance(generator, random.Random):
         return partial(_call_with, generator.setstate, generator.getstate())
     return partial(_call_with, generator.set_state, generator.get_state())
+
+
+def _restore_iterator(iterator: Any) -> _Restore:
+    _, _, *place = iterator.__reduce__()
+    return partial(_call_with, iterator.__setstate__, *place or [0])
 
 
 def _call_with(put: Callable[[Any], object], state: object, _: fake_tensors.FakeTensorMode) -> None:

@@ -14,7 +14,7 @@ import functools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ from pytest_torchmem.record.torch_api.modules import (
 from pytest_torchmem.values.errors import EstimateError
 
 _MAX_DEPTH = 4
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 # Whatever these hold of a program is not its data.
 _PYTHONS_OWN = frozenset({"logging", "threading", "queue", "multiprocessing", "asyncio", "weakref"})
 
@@ -52,6 +53,11 @@ class Reachable:
         found = {id(p): p for _, m in self.modules.values() for p in m.parameters()}
         return list(found.values())
 
+    @property
+    def updated(self) -> list[torch.Tensor]:
+        """What optimizers update: parameters, and copies of them in another type."""
+        return fake_tensors.tensors_in([o.param_groups for o in self.optimizers.values()])
+
 
 def find_reachable(*roots: object) -> Reachable:
     """Return the modules and optimizers among the roots and in what their functions refer to."""
@@ -66,6 +72,8 @@ def find_reachable(*roots: object) -> Reachable:
         seen.add(id(value))
         if isinstance(value, torch.nn.Module):
             found.modules[id(value)] = (name, value)
+            hooks = [h for m in value.modules() for kept in dicts_of(m) for h in kept.values()]
+            waiting += [("", hook, depth + 1) for hook in hooks if isinstance(hook, _FUNCTIONS)]
         elif isinstance(value, torch.optim.Optimizer):
             found.optimizers[id(value)] = value
             # Some wrap another one.
@@ -268,13 +276,14 @@ class Substitution:
             made[key] = fake_tensors.map_tensors(lambda t: self._fake(t, move=t.dim() > 0), values)
         return made
 
-    def in_holder(self, holder: object) -> None:
-        """Fake the leaves that a function, a container or an object holds.
+    def in_holder(self, holder: object, updated: Container[int]) -> None:
+        """Fake the leaves, and what optimizers update, that a function or a container holds.
 
-        Otherwise autograd would leave the gradients at the real ones, where no optimizer looks.
+        Otherwise gradients would be left at the real ones, where no optimizer looks.
         """
         for value, put in _slots(holder):
-            if not any(map(_gets_gradients, fake_tensors.leaves(value))):
+            leaves = fake_tensors.leaves(value)
+            if not any(_gets_gradients(leaf) or id(leaf) in updated for leaf in leaves):
                 continue
             # What has no fake counterpart is refused where the program uses it.
             with contextlib.suppress(EstimateError):

@@ -6,7 +6,8 @@ that is known give an interval.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -14,19 +15,22 @@ import torch
 from pytest_torchmem.record.fake.kernels import cuda_attention as attention
 from pytest_torchmem.record.fake.kernels import cuda_sorting as sorting
 from pytest_torchmem.record.fake.kernels.cuda_reductions import (
-    EXTREMES,
-    Processors,
     Read,
     Reduction,
     partial_bytes,
     power_below,
 )
 from pytest_torchmem.record.fake.kernels.operator_call import (
+    EXTREMES,
     HALVES,
     WIDE_BYTES,
     Bounds,
     Call,
+    Processors,
+    Rule,
+    Rules,
     blas_takes,
+    bounds_by,
     broadcast_elements,
     contiguous_strides,
     copied_for_fft,
@@ -36,25 +40,20 @@ from pytest_torchmem.record.fake.kernels.operator_call import (
     is_dense,
     layout,
     nbytes,
+    of,
     powers_of_matrix,
     products_of_three,
 )
 from pytest_torchmem.record.torch_api import fake_tensors
 
-_Rule = Callable[[Call, Processors], int]
 _INDEX_BYTES: Final = 8
 
 
 def cuda_bounds(call: Call) -> Bounds:
     """Return what a call takes for itself at least and at most, on the GPU here or on any."""
-    if call.name in _BOUNDED:
-        return _BOUNDED[call.name](call)
-    rule = _RULES.get(call.name)
-    if rule is None:
-        return 0, 0
-    found = [rule(call, processors) for processors in _gpus()]
-    least = 0 if call.name in _UNLESS_CUDNN and len(found) > 1 else min(found)
-    return least, max(found)
+    gpus = _gpus()
+    least, most = zip(*(bounds_by(_RULES, replace(call, processors=p)) for p in gpus), strict=True)
+    return 0 if call.name in _UNLESS_CUDNN and len(gpus) > 1 else min(least), max(most)
 
 
 # cuDNN's attention takes their place on Hopper and on Blackwell.
@@ -69,11 +68,6 @@ def _gpus() -> Sequence[Processors]:
     return (Processors(*here),) if here is not None else EXTREMES
 
 
-def _alike(rule: Callable[[Call], int]) -> _Rule:
-    """Make a rule for any GPU of one that no GPU changes."""
-    return lambda call, _: rule(call)
-
-
 # Reductions.
 
 
@@ -84,7 +78,7 @@ def _dims(call: Call) -> list[int]:
     return [dim] if isinstance(dim, int) else list(dim)
 
 
-def _sum(call: Call, processors: Processors) -> int:
+def _sum(call: Call) -> int:
     """Whole numbers are added up in 64 bits, what has 16 bits in 32."""
     x = call.args[0]
     wanted = call.outputs[0].dtype
@@ -93,10 +87,10 @@ def _sum(call: Call, processors: Processors) -> int:
     read = Read.of(x, wanted if cast else None)
     copied = elements(x) * wanted.itemsize if cast else 0
     kind = Reduction(_accumulated(wanted), wanted.itemsize)
-    return copied + partial_bytes(read, _dims(call), kind, processors)
+    return copied + partial_bytes(read, _dims(call), kind, call.processors)
 
 
-def _cast(call: Call, _: Processors) -> int:
+def _cast(call: Call) -> int:
     wanted, x = call.outputs[0].dtype, call.args[0]
     return elements(x) * wanted.itemsize if wanted != x.dtype else 0
 
@@ -105,62 +99,62 @@ def _accumulated(dtype: torch.dtype) -> int:
     return max(WIDE_BYTES, dtype.itemsize)
 
 
-def _extreme(count: int) -> _Rule:
+def _extreme(count: int) -> Rule:
     """The largest or smallest values alone, which are compared in their own type."""
 
-    def rule(call: Call, processors: Processors) -> int:
+    def rule(call: Call) -> int:
         item = call.args[0].element_size()
-        return _in_order(call, Reduction(count * item, item), processors)
+        return _in_order(call, Reduction(count * item, item))
 
     return rule
 
 
-def _with_index(call: Call, processors: Processors) -> int:
+def _with_index(call: Call) -> int:
     """A value and its place: 16 bytes, whatever the type."""
     if call.name in _VALUE_AND_PLACE and call.argument("dim") is None:
-        return _extreme(1)(call, processors)
-    return _in_order(call, Reduction(2 * _INDEX_BYTES, call.outputs[0].element_size()), processors)
+        return _extreme(1)(call)
+    return _in_order(call, Reduction(2 * _INDEX_BYTES, call.outputs[0].element_size()))
 
 
 _VALUE_AND_PLACE: Final = ("aten::max", "aten::min")
 
 
-def _in_order(call: Call, kind: Reduction, processors: Processors) -> int:
+def _in_order(call: Call, kind: Reduction) -> int:
     """A reduction of all that there is reads it in order, if need be as a copy."""
     x = call.args[0]
     if _dims(call) or x.is_contiguous():
-        return partial_bytes(Read.of(x), _dims(call), kind, processors)
+        return partial_bytes(Read.of(x), _dims(call), kind, call.processors)
     copy = Read((elements(x),), (1,), 0, x.element_size())
-    return nbytes(x) + partial_bytes(copy, (), kind, processors)
+    return nbytes(x) + partial_bytes(copy, (), kind, call.processors)
 
 
-def _moments(call: Call, processors: Processors) -> int:
+def _moments(call: Call) -> int:
     """Mean, sum of squares and two counts."""
     x = call.args[0]
     item = x.element_size()
     kind = Reduction(4 * max(WIDE_BYTES, item), item, unrolled=2)
-    return partial_bytes(Read.of(x), _dims(call), kind, processors)
+    return partial_bytes(Read.of(x), _dims(call), kind, call.processors)
 
 
-def _logic(call: Call, processors: Processors) -> int:
-    return partial_bytes(Read.of(call.args[0]), _dims(call), Reduction(1, 1), processors)
+def _logic(call: Call) -> int:
+    return partial_bytes(Read.of(call.args[0]), _dims(call), Reduction(1, 1), call.processors)
 
 
-def _counted(call: Call, processors: Processors) -> int:
+def _counted(call: Call) -> int:
     """The kernel marks what is not zero, casts the marks to whole numbers, and adds them up."""
     x = call.args[0]
     marked = 0 if x.dtype == torch.bool else elements(x)
     read = Read.of(x, torch.int64)
     kind = Reduction(_INDEX_BYTES, _INDEX_BYTES)
-    summed = partial_bytes(read, _dims(call), kind, processors)
+    summed = partial_bytes(read, _dims(call), kind, call.processors)
     return marked + elements(x) * _INDEX_BYTES + summed
 
 
-def _logsumexp(call: Call, processors: Processors) -> int:
+def _logsumexp(call: Call) -> int:
     """The exponents of all, the largest of each row, and the sum."""
     x = call.args[0]
     kind = Reduction(_accumulated(x.dtype), x.element_size())
-    summed = partial_bytes(Read.of(x, x.dtype), _dims(call), kind, processors)
+    summed = partial_bytes(Read.of(x, x.dtype), _dims(call), kind, call.processors)
     return nbytes(x) + nbytes(call.outputs[0]) + summed
 
 
@@ -182,24 +176,24 @@ def _copied_to(wanted: torch.memory_format, tensors: Sequence[torch.Tensor]) -> 
     return sum(nbytes(t) for t in tensors if not t.is_contiguous(memory_format=wanted))
 
 
-def _convolution_backward(call: Call, processors: Processors) -> int:
+def _convolution_backward(call: Call) -> int:
     """The gradient of the bias is a sum, after the others."""
     grad, x, weight = call.args[:3]
     summed = 0
     if call.argument("output_mask")[2]:
         kind = Reduction(_accumulated(grad.dtype), grad.element_size())
         dims = [0, *range(2, grad.dim())]
-        summed = partial_bytes(Read.of(grad), dims, kind, processors)
+        summed = partial_bytes(Read.of(grad), dims, kind, call.processors)
     wanted = _layout_of_cudnn([x, weight])
     # The copy of the weight is gone before its gradient comes, which is by channels too.
     of_weight = 2 * _copied_to(wanted, [weight]) * bool(call.argument("transposed"))
     return max(_copied_to(wanted, [grad, x]) + of_weight, summed)
 
 
-def _copied_in_the_layout_of(place: int) -> _Rule:
+def _copied_in_the_layout_of(place: int) -> Rule:
     """A pooling works in the layout of its input, and copies a gradient of another one."""
 
-    def rule(call: Call, _: Processors) -> int:
+    def rule(call: Call) -> int:
         grad = call.args[0]
         fits = grad.is_contiguous(memory_format=layout(call.args[place]))
         return 0 if fits else nbytes(grad)
@@ -236,26 +230,26 @@ def _transformed_from_real(call: Call) -> int:
     return copied_for_fft(call) if is_dense(x) else nbytes(x)
 
 
-def _copied_batches(*places: int) -> _Rule:
+def _copied_batches(*places: int) -> Rule:
     """cuBLAS needs a whole batch of matrices as rows or columns."""
 
-    def rule(call: Call, _: Processors) -> int:
+    def rule(call: Call) -> int:
         return sum(nbytes(call.args[p]) for p in places if not blas_takes(call.args[p]))
 
     return rule
 
 
-def _copied_columns(call: Call, _: Processors) -> int:
+def _copied_columns(call: Call) -> int:
     x = call.args[0]
     return nbytes(x) * (1 if x.is_contiguous() else 2)
 
 
-def _loss(call: Call, processors: Processors) -> int:
+def _loss(call: Call) -> int:
     """The loss of each element, and the partial results of its sum."""
     size = broadcast_elements(call) * int(call.outputs[0].element_size())
     if call.name in _IN_THE_RESULT:
         size = 0
-    return (size if _is_reduced(call) else 0) + _of_losses(call, processors)
+    return (size if _is_reduced(call) else 0) + _of_losses(call)
 
 
 def _is_reduced(call: Call) -> bool:
@@ -265,24 +259,24 @@ def _is_reduced(call: Call) -> bool:
 _IN_THE_RESULT: Final = ("aten::binary_cross_entropy", "aten::soft_margin_loss")
 
 
-def _of_losses(call: Call, processors: Processors) -> int:
+def _of_losses(call: Call) -> int:
     if not _is_reduced(call):
         return 0
     out = call.outputs[0]
     kind = Reduction(_accumulated(out.dtype), out.element_size())
     losses = Read((broadcast_elements(call),), (1,), 0, int(out.element_size()))
-    return partial_bytes(losses, (), kind, processors)
+    return partial_bytes(losses, (), kind, call.processors)
 
 
-def _with_logits(call: Call, processors: Processors) -> int:
+def _with_logits(call: Call) -> int:
     size = broadcast_elements(call) * int(call.outputs[0].element_size())
     weight = call.argument("pos_weight")
     weighted = nbytes(weight) if weight is not None else 0
     each = 2 * size if _is_reduced(call) else size
-    return each + weighted + _of_losses(call, processors)
+    return each + weighted + _of_losses(call)
 
 
-def _group_norm(call: Call, _: Processors) -> int:
+def _group_norm(call: Call) -> int:
     """Scale and shift of each channel, and in 16 bits mean and deviation of each group."""
     x = call.args[0]
     batch, channels, groups = int(call.args[3]), int(call.args[4]), int(call.args[6])
@@ -290,12 +284,12 @@ def _group_norm(call: Call, _: Processors) -> int:
     return 2 * batch * (channels + (groups if narrow else 0)) * WIDE_BYTES
 
 
-def _group_norm_backward(call: Call, _: Processors) -> int:
+def _group_norm_backward(call: Call) -> int:
     batch, channels, groups = int(call.args[5]), int(call.args[6]), int(call.args[8])
     return batch * (3 * channels + 2 * groups) * WIDE_BYTES
 
 
-def _batch_norm(call: Call, _: Processors) -> int:
+def _batch_norm(call: Call) -> int:
     """By channels, in 16 bits, blocks of threads have their own sums: ``Normalization.cuh``."""
     x, training = call.args[0], call.args[5]
     if not training or layout(x) is not torch.channels_last or x.dtype not in HALVES:
@@ -363,79 +357,60 @@ _THREADS: Final = 512
 _SHARED_BLOCKS: Final = 8
 
 
-_Bounded = Callable[[Call], Bounds]
-_BOUNDED: Final[Mapping[str, _Bounded]] = {
-    **dict.fromkeys(("aten::sort", "aten::argsort"), sorting.sorted_along),
-    **dict.fromkeys(("aten::median", "aten::nanmedian"), sorting.middle),
-    **dict.fromkeys(
-        ("aten::index_put", "aten::index_put_", "aten::_index_put_impl_"), sorting.added_at
-    ),
+_RULES: Final[Rules] = {
+    **of("sort argsort", sorting.sorted_along),
+    **of("median nanmedian", sorting.middle),
+    **of("index_put index_put_ _index_put_impl_", sorting.added_at),
     "aten::_embedding_bag_backward": sorting.bags_backward,
     "aten::embedding_dense_backward": sorting.rows_backward,
     "aten::multinomial": lambda call: (nbytes(call.args[0]), 2 * nbytes(call.args[0])),
     "aten::randperm": sorting.shuffled,
     "aten::_linalg_solve_ex": lambda call: _solved(call.args[0], call.args[1]),
-    "aten::_trilinear": lambda call: products_of_three(call.args),
+    "aten::_trilinear": products_of_three,
     "aten::linalg_inv_ex": _inverted,
     "aten::linalg_lu_solve": _solved_by_factors,
     "aten::isin": sorting.found_in_sorted,
-    "aten::masked_scatter_backward": lambda call: gathered_by_mask(call.args),
-    "aten::linalg_matrix_exp": lambda call: powers_of_matrix(call.args[0]),
-}
-_RULES: Final[Mapping[str, _Rule]] = {
-    **dict.fromkeys(
-        ("aten::sum", "aten::nansum", "aten::prod", "aten::mean", "aten::linalg_vector_norm"), _sum
-    ),
-    **dict.fromkeys(("aten::amax", "aten::amin"), _extreme(1)),
+    "aten::masked_scatter_backward": gathered_by_mask,
+    "aten::linalg_matrix_exp": powers_of_matrix,
+    **of("sum nansum prod mean linalg_vector_norm", _sum),
+    **of("amax amin", _extreme(1)),
     "aten::aminmax": _extreme(2),
-    **dict.fromkeys(("aten::max", "aten::min", "aten::argmax", "aten::argmin"), _with_index),
-    **dict.fromkeys(("aten::var", "aten::std", "aten::var_mean", "aten::std_mean"), _moments),
-    **dict.fromkeys(("aten::any", "aten::all"), _logic),
+    **of("max min argmax argmin", _with_index),
+    **of("var std var_mean std_mean", _moments),
+    **of("any all", _logic),
     "aten::count_nonzero": _counted,
     "aten::cumsum": _cast,
     "aten::cumprod": _cast,
     "aten::logsumexp": _logsumexp,
-    **dict.fromkeys(
-        (
-            "aten::mse_loss",
-            "aten::smooth_l1_loss",
-            "aten::huber_loss",
-            "aten::binary_cross_entropy",
-            "aten::soft_margin_loss",
-        ),
-        _loss,
-    ),
+    **of("mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss", _loss),
     "aten::binary_cross_entropy_with_logits": _with_logits,
-    "aten::_ctc_loss_backward": _alike(lambda call: nbytes(call.args[6])),
-    "aten::_scaled_dot_product_efficient_attention": _alike(attention.efficient_forward),
+    "aten::_ctc_loss_backward": lambda call: nbytes(call.args[6]),
+    "aten::_scaled_dot_product_efficient_attention": attention.efficient_forward,
     "aten::_scaled_dot_product_efficient_attention_backward": attention.efficient_backward,
     "aten::_scaled_dot_product_flash_attention": attention.flash_forward,
-    "aten::_scaled_dot_product_flash_attention_backward": _alike(attention.flash_backward),
+    "aten::_scaled_dot_product_flash_attention_backward": attention.flash_backward,
     # The product of gradient and output, in ``SoftMax.cu``.
-    "aten::_softmax_backward_data": _alike(lambda call: nbytes(call.args[0])),
-    "aten::convolution": _alike(_copied_by_cudnn),
+    "aten::_softmax_backward_data": lambda call: nbytes(call.args[0]),
+    "aten::convolution": _copied_by_cudnn,
     "aten::convolution_backward": _convolution_backward,
     "aten::native_batch_norm": _batch_norm,
-    "aten::native_batch_norm_backward": _alike(_batch_norm_backward),
+    "aten::native_batch_norm_backward": _batch_norm_backward,
     "aten::native_group_norm": _group_norm,
     "aten::native_group_norm_backward": _group_norm_backward,
-    "aten::_adaptive_avg_pool2d_backward": _alike(_pooled_to_a_size),
+    "aten::_adaptive_avg_pool2d_backward": _pooled_to_a_size,
     "aten::avg_pool2d_backward": _copied_in_the_layout_of(1),
     "aten::max_pool2d_with_indices_backward": _copied_in_the_layout_of(1),
     "aten::bmm": _copied_batches(0, 1),
     "aten::baddbmm": _copied_batches(1, 2),
     "aten::im2col": _copied_columns,
-    "aten::_fft_c2c": _alike(copied_for_fft),
-    "aten::_fft_c2r": _alike(_transformed_to_real),
-    "aten::_fft_r2c": _alike(_transformed_from_real),
-    "aten::masked_scatter": _alike(_scattered_by_mask),
+    "aten::_fft_c2c": copied_for_fft,
+    "aten::_fft_c2r": _transformed_to_real,
+    "aten::_fft_r2c": _transformed_from_real,
+    "aten::masked_scatter": _scattered_by_mask,
     "aten::topk": sorting.largest_values,
-    **dict.fromkeys(
-        ("aten::adaptive_max_pool2d", "aten::adaptive_max_pool2d_backward"),
-        _alike(_pooled_by_largest),
-    ),
+    **of("adaptive_max_pool2d adaptive_max_pool2d_backward", _pooled_by_largest),
     # Read in the layout that they have, unless that has gaps.
     "aten::upsample_bilinear2d_backward": _copied_in_the_layout_of(0),
     "aten::upsample_nearest2d_backward": _copied_in_the_layout_of(0),
-    "aten::reflection_pad2d": _alike(copied_unless_contiguous(0)),
+    "aten::reflection_pad2d": copied_unless_contiguous(0),
 }

@@ -11,7 +11,6 @@ from typing import Final
 
 import torch
 
-from pytest_torchmem.record.fake.kernels.cuda_reductions import Processors
 from pytest_torchmem.record.fake.kernels.operator_call import WIDE_BYTES, Call, elements, nbytes
 
 _COUNTERS_BYTES: Final = 16
@@ -28,13 +27,13 @@ def efficient_forward(call: Call) -> int:
     return elements(query) * WIDE_BYTES * wide
 
 
-def efficient_backward(call: Call, processors: Processors) -> int:
+def efficient_backward(call: Call) -> int:
     """The product of gradient and result with its sum for each row; then the sums and blocks."""
     grad, query, key = call.args[0], call.args[1], call.args[2]
     batch, heads, length, width = map(int, query.shape)
     item = int(query.element_size())
     product = length * (width * item + WIDE_BYTES)
-    rows, columns = _block_of_query(width, item, processors)
+    rows, columns = _block_of_query(width, item, call.processors.threads)
     blocks = -(-length // rows) * -(-width // columns)
     sums = blocks * (_COUNTERS_BYTES + rows * columns * WIDE_BYTES)
     if item < WIDE_BYTES and (width > _WIDE or (rows, columns) == (_NARROW, _WIDE)):
@@ -43,12 +42,12 @@ def efficient_backward(call: Call, processors: Processors) -> int:
     return copied + batch * heads * (length * WIDE_BYTES + max(product, sums))
 
 
-def _block_of_query(width: int, item: int, processors: Processors) -> tuple[int, int]:
+def _block_of_query(width: int, item: int, threads: int) -> tuple[int, int]:
     """Rows and columns of the query's gradient that are added up at a time.
 
     GPUs for games and for inference, with fewer threads, have less memory beside them.
     """
-    few_threads = processors.threads < _MANY_THREADS
+    few_threads = threads < _MANY_THREADS
     if width <= _NARROW or (few_threads and item == WIDE_BYTES):
         return _NARROW, _NARROW
     if few_threads and width <= _WIDE:
@@ -60,7 +59,7 @@ def _filled(length: int, block: int) -> int:
     return -(-int(length) // block) * block
 
 
-def flash_forward(call: Call, processors: Processors) -> int:
+def flash_forward(call: Call) -> int:
     """Few heads leave processors without work: then the keys are split, and joined at the end."""
     query, key = call.args[0], call.args[1]
     if call.argument("dropout_p", 0.0):
@@ -68,7 +67,7 @@ def flash_forward(call: Call, processors: Processors) -> int:
     batch, heads, length, width = map(int, query.shape)
     block = 256 if width <= _NARROW else 128 if width <= _WIDE else 64
     work = batch * heads * -(-length // _NARROW)
-    parts = _parts(work, 2 * processors.count, -(-int(key.shape[2]) // block))
+    parts = _parts(work, 2 * call.processors.count, -(-int(key.shape[2]) // block))
     if parts == 1:
         return 0
     return parts * batch * heads * length * (_width_of_sums(width) + 1) * WIDE_BYTES

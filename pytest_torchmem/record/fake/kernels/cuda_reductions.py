@@ -16,6 +16,7 @@ from typing import Final
 
 import torch
 
+from pytest_torchmem.record.fake.kernels.operator_call import Processors
 from pytest_torchmem.record.torch_api import fake_tensors
 
 _WARP: Final = 32
@@ -25,18 +26,6 @@ _MOST_VALUES: Final = 256
 _WORTH_A_VECTOR: Final = 128
 _LARGEST_OFFSET: Final = 2**31 - 1
 _WIDEST: Final = 16  # complex numbers of 128 bits
-
-
-@dataclass(frozen=True, slots=True)
-class Processors:
-    """The multiprocessors of a GPU, and the threads that run on each at a time."""
-
-    count: int
-    threads: int
-
-
-# As few and as many as GPUs have, from Ampere on: a GeForce RTX 3050 and a B200.
-EXTREMES: Final = (Processors(16, 1536), Processors(148, 2048))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from typing import Final
 
 import torch
 
-from pytest_torchmem.record.fake.kernels.cuda_reductions import Processors
 from pytest_torchmem.record.fake.kernels.operator_call import (
     WIDE_BYTES,
     Bounds,
@@ -63,7 +62,7 @@ def shuffled(call: Call) -> Bounds:
 
 def found_in_sorted(call: Call) -> Bounds:
     """CUB sorts the ordered elements twice more, with and without their places."""
-    least, most = found_in(call.args, sorting_bytes=41)
+    least, most = found_in(call, sorting_bytes=41)
     return least, most + _counters(0) if most else 0
 
 
@@ -133,7 +132,7 @@ _SHARED_FROM: Final = (
 )
 
 
-def largest_values(call: Call, processors: Processors) -> int:
+def largest_values(call: Call) -> int:
     """Rows that several blocks share have counts of digits: ``TensorTopK.cu``."""
     x = call.args[0]
     length = int(x.shape[call.argument("dim", -1)]) if x.dim() else 1
@@ -141,7 +140,7 @@ def largest_values(call: Call, processors: Processors) -> int:
     shared = next((least for most, least in _SHARED_FROM if rows <= most), None)
     if shared is None or length < shared:
         return 0
-    threads = processors.count * _BLOCKS_PER_PROCESSOR * _THREADS
+    threads = call.processors.count * _BLOCKS_PER_PROCESSOR * _THREADS
     of_a_thread = max(4, min(64, -(-rows * length // threads)))
     blocks = rows * -(-length // (of_a_thread * _THREADS))
     digits = _THREADS * WIDE_BYTES + 4 * WIDE_BYTES + int(x.element_size())

@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 
+from pytest_torchmem.record.fake.kernels.operator_call import of
 from pytest_torchmem.values.static_graph import StaticGraph
 from pytest_torchmem.values.units import listed
 
@@ -17,42 +18,21 @@ _CUDNN_ATTENDS: Final = "cuDNN's attention, from Hopper on"
 # Sentences name them in this order.
 _WORKSPACES: Final = (_CUDNN, _CUDNN_ATTENDS, "cuFFT", "cuSOLVER")
 _USED_BY: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"), _CUBLAS),
-    **dict.fromkeys(("aten::convolution", "aten::convolution_backward"), _CUDNN),
-    **dict.fromkeys(("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::lstm"), _CUDNN_KEEPS),
-    **dict.fromkeys(
-        (
-            "aten::_scaled_dot_product_cudnn_attention",
-            "aten::_scaled_dot_product_cudnn_attention_backward",
-            "aten::_scaled_dot_product_flash_attention",
-            "aten::_scaled_dot_product_flash_attention_backward",
-        ),
-        _CUDNN_ATTENDS,
-    ),
-    **dict.fromkeys(
-        (
-            "aten::_linalg_det",
-            "aten::_linalg_eigh",
-            "aten::_linalg_slogdet",
-            "aten::_linalg_solve_ex",
-            "aten::_linalg_svd",
-            "aten::cholesky_inverse",
-            "aten::cholesky_solve",
-            "aten::linalg_cholesky_ex",
-            "aten::linalg_eig",
-            "aten::linalg_inv_ex",
-            "aten::linalg_ldl_factor_ex",
-            "aten::linalg_lstsq",
-            "aten::linalg_lu",
-            "aten::linalg_lu_factor_ex",
-            "aten::linalg_matrix_exp",
-            "aten::linalg_pinv",
-            "aten::linalg_qr",
-            "aten::linalg_solve_triangular",
-        ),
+    **of("mm addmm bmm baddbmm", _CUBLAS),
+    **of("convolution convolution_backward", _CUDNN),
+    **of("mkldnn_rnn_layer _cudnn_rnn lstm", _CUDNN_KEEPS),
+    **of("_scaled_dot_product_cudnn_attention", _CUDNN_ATTENDS),
+    **of("_scaled_dot_product_cudnn_attention_backward", _CUDNN_ATTENDS),
+    **of("_scaled_dot_product_flash_attention", _CUDNN_ATTENDS),
+    **of("_scaled_dot_product_flash_attention_backward", _CUDNN_ATTENDS),
+    **of("_fft_c2c _fft_c2r _fft_r2c", "cuFFT"),
+    **of(
+        "_linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd cholesky_inverse "
+        "cholesky_solve linalg_cholesky_ex linalg_eig linalg_inv_ex linalg_ldl_factor_ex "
+        "linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_matrix_exp linalg_pinv linalg_qr "
+        "linalg_solve_triangular",
         "cuSOLVER",
     ),
-    **dict.fromkeys(("aten::_fft_c2c", "aten::_fft_c2r", "aten::_fft_r2c"), "cuFFT"),
 }
 
 

@@ -8,7 +8,8 @@ convolution copies is known only as a bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -19,14 +20,17 @@ from pytest_torchmem.record.fake.kernels.operator_call import (
     WIDE_BYTES,
     Arguments,
     Bounds,
+    Call,
+    Rule,
+    Rules,
     found_in,
     gathered_by_mask,
     layout,
     nbytes,
+    of,
     powers_of_matrix,
     products_of_three,
 )
-from pytest_torchmem.record.torch_api import fake_tensors
 
 _BLOCK: Final = 16  # channels of a block
 _PAGE_BYTES: Final = 4096
@@ -34,41 +38,37 @@ _LINE_BYTES: Final = 64
 _SMALL_BYTES: Final = 1 << 16
 
 
-def cpu_bounds(name: str, args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds | None:
-    """Return what an operator takes for itself at least and at most; None where it is known."""
-    rule = _RULES.get(name)
-    return rule(args, outputs) if rule is not None else None
-
-
-def _convolution(args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds:
-    if (taken := columns.bounds_of_unfolding(args, outputs[0])) is not None:
+def _convolution(call: Call) -> Bounds:
+    if (taken := columns.bounds_of_unfolding(call.args, call.outputs[0])) is not None:
         return taken
-    return _in_blocks(args[8], args[1], args[0], outputs[0])
+    return _in_blocks(call, call.args[1], call.args[0], call.outputs[0])
 
 
-def _convolution_backward(args: Arguments, _: Sequence[torch.Tensor]) -> Bounds:
-    if (taken := columns.bounds_of_unfolding_backward(args)) is not None:
+def _convolution_backward(call: Call) -> Bounds:
+    if (taken := columns.bounds_of_unfolding_backward(call.args)) is not None:
         return taken
-    return _in_blocks(args[9], args[2], args[1], args[0])
+    return _in_blocks(call, call.args[2], call.args[1], call.args[0])
 
 
-def _in_blocks(groups: int, weight: torch.Tensor, *images: torch.Tensor) -> Bounds:
+def _in_blocks(call: Call, weight: torch.Tensor, *images: torch.Tensor) -> Bounds:
     """Input, weight and result in blocks of channels; 16 bits are computed in 32."""
-    blocked = _blocked(groups, weight, *images)
+    blocked = _blocked(call, weight, *images)
     # Each thread works on a weight, or on the gradient of one, by itself.
     threads = torch.get_num_threads() * blocked[0]
     widened = max(1, WIDE_BYTES // weight.element_size())
     return 0, (2 * sum(blocked) + threads) * widened + _SMALL_BYTES
 
 
-def _blocked(groups: int, weight: torch.Tensor, *images: torch.Tensor) -> tuple[int, ...]:
+def _blocked(call: Call, weight: torch.Tensor, *images: torch.Tensor) -> tuple[int, ...]:
     """The bytes of a weight and of images whose channels are filled up to whole blocks.
 
     The instructions for 16 bits fill the channels of each group up, and so do the kernels for
-    images with their channels last, for the weight alone.
+    images with their channels last, and transposed ones, for the weight alone.
     """
+    groups = int(call.argument("groups"))
     alone = groups if weight.dtype in HALVES else 1
-    by_group = groups if torch.channels_last in map(layout, images) else alone
+    fills = call.argument("transposed") or torch.channels_last in map(layout, images)
+    by_group = groups if fills else alone
     first = _filled(weight.shape[0], by_group), _filled(weight.shape[1]), *weight.shape[2:]
     rest = [(image.shape[0], _filled(image.shape[1], alone), *image.shape[2:]) for image in images]
     return tuple(math.prod(map(int, sizes)) * weight.element_size() for sizes in (first, *rest))
@@ -78,32 +78,30 @@ def _filled(channels: int, groups: int = 1) -> int:
     return -(-int(channels) // (groups * _BLOCK)) * _BLOCK * groups
 
 
-def _product(args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds | None:
+def _product(call: Call) -> Bounds:
     """Products of 16 bits are oneDNN's where the processor has instructions for them."""
-    tensors = [*fake_tensors.tensors_in(list(args)), *outputs]
-    if outputs[0].dtype not in HALVES:
-        return None
-    return 0, 3 * sum(map(nbytes, tensors)) // 2 + _SMALL_BYTES // 4
+    if call.outputs[0].dtype not in HALVES:
+        return 0, 0
+    return 0, 3 * sum(map(nbytes, (*call.inputs, *call.outputs))) // 2 + _SMALL_BYTES // 4
 
 
-def _exponential(args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds:
-    least, most = powers_of_matrix(args[0])
-    of_products = _product((args[0], args[0]), outputs)
-    return least, most + (of_products[1] if of_products is not None else 0)
+def _exponential(call: Call) -> Bounds:
+    least, most = powers_of_matrix(call)
+    x = call.args[0]
+    return least, most + _product(replace(call, args=(x, x)))[1]
 
 
-def _reflected(args: Arguments, _: Sequence[torch.Tensor]) -> Bounds:
+def _reflected(call: Call) -> Bounds:
     """A block of columns, and the pivots."""
-    columns = int(args[0].shape[-1])
-    return 0, (_LINE_BYTES * columns + 1) * int(args[0].element_size())
+    columns = int(call.args[0].shape[-1])
+    return 0, (_LINE_BYTES * columns + 1) * int(call.args[0].element_size())
 
 
-def _several(factor: int) -> Callable[[Arguments, Sequence[torch.Tensor]], Bounds]:
+def _several(factor: int) -> Rule:
     """Copies for a library, as large as what goes in and comes out, some times over."""
 
-    def rule(args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds:
-        tensors = [*fake_tensors.tensors_in(list(args)), *outputs]
-        return 0, factor * sum(map(nbytes, tensors)) + _SMALL_BYTES
+    def rule(call: Call) -> Bounds:
+        return 0, factor * sum(map(nbytes, (*call.inputs, *call.outputs))) + _SMALL_BYTES
 
     return rule
 
@@ -141,18 +139,18 @@ def _row(elements: int, item: int) -> int:
     return filled + line if filled % 256 == 0 else filled
 
 
-def _lstm(args: Arguments, _: Sequence[torch.Tensor]) -> Bounds:
+def _lstm(call: Call) -> Bounds:
     """Copies of the weights, and the gates of each step."""
-    weights = sum(map(nbytes, args[1:3]))
-    at_least = weights + _gates(args[0], int(args[10]))
-    return at_least, 2 * at_least + lstm_workspace_bytes(args) + _SMALL_BYTES
+    weights = sum(map(nbytes, call.args[1:3]))
+    at_least = weights + _gates(call.args[0], int(call.args[10]))
+    return at_least, 2 * at_least + lstm_workspace_bytes(call.args) + _SMALL_BYTES
 
 
-def _lstm_backward(args: Arguments, _: Sequence[torch.Tensor]) -> Bounds:
-    weights = sum(map(nbytes, args[1:3]))
-    at_least = weights + _gates(args[0], int(args[2].shape[1]))
-    widened = 2 * max(1, WIDE_BYTES // int(args[0].element_size())) * at_least
-    return at_least, widened + nbytes(args[-1]) + weights // 4 + _SMALL_BYTES
+def _lstm_backward(call: Call) -> Bounds:
+    weights = sum(map(nbytes, call.args[1:3]))
+    at_least = weights + _gates(call.args[0], int(call.args[2].shape[1]))
+    widened = 2 * max(1, WIDE_BYTES // int(call.args[0].element_size())) * at_least
+    return at_least, widened + nbytes(call.args[-1]) + weights // 4 + _SMALL_BYTES
 
 
 def _gates(x: torch.Tensor, hidden: int) -> int:
@@ -160,38 +158,25 @@ def _gates(x: torch.Tensor, hidden: int) -> int:
     return steps * batch * _row(4 * hidden, item) * item
 
 
-_RULES: Final[dict[str, Callable[[Arguments, Sequence[torch.Tensor]], Bounds | None]]] = {
+RULES: Final[Rules] = {
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
     "aten::mkldnn_rnn_layer": _lstm,
     "aten::mkldnn_rnn_layer_backward": _lstm_backward,
-    "aten::mm": _product,
-    "aten::addmm": _product,
-    "aten::bmm": _product,
-    "aten::baddbmm": _product,
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _product,
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _product,
-    "aten::_ctc_loss_backward": _several(1),
-    "aten::_embedding_bag": _several(1),
-    "aten::_linalg_det": _several(3),
-    "aten::_linalg_eigh": _several(4),
-    "aten::_linalg_slogdet": _several(3),
-    "aten::_linalg_solve_ex": _several(3),
-    "aten::_linalg_svd": _several(4),
-    "aten::_trilinear": lambda args, _: products_of_three(args),
-    "aten::cholesky_inverse": _several(3),
-    "aten::cholesky_solve": _several(3),
-    "aten::linalg_cholesky_ex": _several(3),
-    "aten::linalg_eig": _several(8),
-    "aten::isin": lambda args, _: found_in(args, sorting_bytes=18),
+    **of("mm addmm bmm baddbmm", _product),
+    **of("_scaled_dot_product_flash_attention_for_cpu", _product),
+    **of("_scaled_dot_product_flash_attention_for_cpu_backward", _product),
+    **of("_ctc_loss_backward _embedding_bag", _several(1)),
+    **of("lu_unpack", _several(2)),
+    **of("_linalg_det _linalg_slogdet _linalg_solve_ex linalg_inv_ex", _several(3)),
+    **of("linalg_cholesky_ex linalg_solve_triangular", _several(3)),
+    **of("cholesky_inverse cholesky_solve", _several(3)),
+    **of("_linalg_eigh _linalg_svd linalg_lu linalg_qr", _several(4)),
+    **of("linalg_lstsq", _several(6)),
+    **of("linalg_eig linalg_pinv", _several(8)),
+    "aten::_trilinear": products_of_three,
+    "aten::isin": partial(found_in, sorting_bytes=18),
     "aten::linalg_householder_product": _reflected,
-    "aten::linalg_inv_ex": _several(3),
-    "aten::linalg_lstsq": _several(6),
-    "aten::linalg_lu": _several(4),
     "aten::linalg_matrix_exp": _exponential,
-    "aten::linalg_pinv": _several(8),
-    "aten::linalg_qr": _several(4),
-    "aten::masked_scatter_backward": lambda args, _: gathered_by_mask(args),
-    "aten::linalg_solve_triangular": _several(3),
-    "aten::lu_unpack": _several(2),
+    "aten::masked_scatter_backward": gathered_by_mask,
 }

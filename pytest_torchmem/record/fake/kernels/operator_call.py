@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Number
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ _OF_NUMBERS: Final = ("Tensor", "number", "Optional[Tensor]", "Optional[number]"
 # Kernels take these as they are.
 _FACTORS: Final = ("alpha", "beta")
 
+_Value = TypeVar("_Value")
 Arguments = Sequence[Any]
 # At least and at most.
 Bounds = tuple[int, int]
@@ -40,14 +41,27 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
+class Processors:
+    """The multiprocessors of a GPU, and the threads that run on each at a time."""
+
+    count: int
+    threads: int
+
+
+# As few and as many as GPUs have, from Ampere on: a GeForce RTX 3050 and a B200.
+EXTREMES: Final = (Processors(16, 1536), Processors(148, 2048))
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
-    """One call of an operator (``aten::mm``) and what it returned."""
+    """One call of an operator (``aten::mm``), what it returned, and the GPU that it may run on."""
 
     func: dispatcher.Operator
     name: str
     args: Arguments
     kwargs: Mapping[str, Any]
     outputs: Sequence[torch.Tensor]
+    processors: Processors = EXTREMES[0]
 
     def argument(self, name: str, default: object = None) -> Any:
         """Return what was given for an argument, by its name in the schema."""
@@ -129,13 +143,13 @@ def blas_takes(matrix: torch.Tensor) -> bool:
     return bool(by_columns or (by_rows and not matrix.is_conj()))
 
 
-def products_of_three(args: Arguments) -> Bounds:
+def products_of_three(call: Call) -> Bounds:
     """Return what ``_trilinear`` takes for two products of a part; operands may be copied for them.
 
     See ``_trilinear`` in ``aten/src/ATen/native/Linear.cpp``.
     """
-    parts, expanded, summed = args[:3], args[3:6], args[6]
-    unrolled = args[7] if len(args) > _BEFORE_UNROLLED else 1
+    parts, expanded, summed = call.args[:3], call.args[3:6], call.args[6]
+    unrolled = call.argument("unroll_dim", 1)
     sizes = [_unsqueezed(t, added) for t, added in zip(parts, expanded, strict=True)]
     first = both = int(parts[0].element_size())
     for dim, (left, right, third) in enumerate(zip(*sizes, strict=True)):
@@ -145,9 +159,6 @@ def products_of_three(args: Arguments) -> Bounds:
     return first + both, 2 * first + both + sum(map(nbytes, parts))
 
 
-_BEFORE_UNROLLED: Final = 7
-
-
 def _unsqueezed(tensor: torch.Tensor, added: Sequence[int]) -> list[int]:
     sizes = list(map(int, tensor.shape))
     for dim in sorted(added):
@@ -155,12 +166,13 @@ def _unsqueezed(tensor: torch.Tensor, added: Sequence[int]) -> list[int]:
     return sizes
 
 
-def powers_of_matrix(x: torch.Tensor) -> Bounds:
+def powers_of_matrix(call: Call) -> Bounds:
     """Return what ``linalg_matrix_exp`` takes for the powers that it adds up.
 
     The norm of a single matrix decides how many those are; a batch has all of them. See
     ``mexp_impl`` in ``aten/src/ATen/native/LinearAlgebra.cpp``.
     """
+    x = call.args[0]
     size = int(x.shape[-1])
     if size <= 1:
         return 0, 0
@@ -175,21 +187,21 @@ _NORMS_BYTES: Final = 64
 _FEW_BYTES: Final = 1024
 
 
-def gathered_by_mask(args: Arguments) -> Bounds:
+def gathered_by_mask(call: Call) -> Bounds:
     """Return what the gradient of ``masked_scatter`` takes: what a mask chooses, and its places."""
-    grad = args[0]
+    grad = call.args[0]
     return 0, nbytes(grad) + elements(grad) * (17 + 8 * max(1, grad.dim()))
 
 
-def found_in(args: Arguments, *, sorting_bytes: int) -> Bounds:
+def found_in(call: Call, *, sorting_bytes: int) -> Bounds:
     """Return what ``isin`` takes: many are put in order with those that they are looked up in.
 
     See ``isin_Tensor_Tensor_out`` in ``aten/src/ATen/native/TensorCompare.cpp``.
     """
-    counts = [elements(t) if isinstance(t, torch.Tensor) else 1 for t in args[:2]]
+    counts = [elements(t) if isinstance(t, torch.Tensor) else 1 for t in call.args[:2]]
     if counts[1] < 10 * counts[0] ** 0.145:
         return 0, 0
-    item = max(int(t.element_size()) for t in fake_tensors.tensors_in(list(args[:2])))
+    item = max(int(t.element_size()) for t in fake_tensors.tensors_in(list(call.args[:2])))
     return 0, 8 * counts[0] + sum(counts) * (4 * item + sorting_bytes) + _FEW_BYTES
 
 
@@ -218,4 +230,17 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-Rules = Mapping[str, Callable[[Call], int]]
+#: Bytes that an operator takes for itself, or the least and the most that it may take.
+Rule = Callable[[Call], int | Bounds]
+Rules = Mapping[str, Rule]
+
+
+def of(names: str, value: _Value) -> dict[str, _Value]:
+    """Give operators of aten, by names between spaces, one value."""
+    return {f"aten::{name}": value for name in names.split()}
+
+
+def bounds_by(rules: Rules, call: Call) -> Bounds:
+    """Return the least and the most that a call takes by a table."""
+    found = rules[call.name](call) if call.name in rules else 0
+    return found if isinstance(found, tuple) else (found, found)

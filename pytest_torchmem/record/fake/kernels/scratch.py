@@ -20,25 +20,25 @@ from pytest_torchmem.record.fake.kernels.operator_call import (
     Call,
     Rules,
     Scratch,
+    bounds_by,
     broadcast_elements,
     copied_matrices,
     copied_unless_contiguous,
     elements,
     nbytes,
+    of,
 )
 
 
 def scratch_of(call: Call, *, on_cpu: bool) -> Scratch:
     """Return the memory that a call takes for itself on the CPU, or on a GPU."""
-    known = _size_of(_EVERYWHERE, call)
+    least, most = bounds_by(_EVERYWHERE, call)
     if not on_cpu:
-        least, most = cuda.cuda_bounds(call)
-        return Scratch(known + least, known + most)
-    known += _size_of(cpu.RULES, call) + cpu.cast_bytes(call)
-    bounded = onednn.cpu_bounds(call.name, call.args, call.outputs)
-    if bounded is None:
-        return Scratch(known, known)
-    return Scratch(known + bounded[0], known + bounded[1])
+        others = [cuda.cuda_bounds(call)]
+    else:
+        cast = cpu.cast_bytes(call)
+        others = [bounds_by(cpu.RULES, call), bounds_by(onednn.RULES, call), (cast, cast)]
+    return Scratch(least + sum(o[0] for o in others), most + sum(o[1] for o in others))
 
 
 def kept_bytes(call: Call, *, on_cpu: bool) -> tuple[int, int] | None:
@@ -52,11 +52,6 @@ def kept_bytes(call: Call, *, on_cpu: bool) -> tuple[int, int] | None:
     if call.name == "aten::mkldnn_rnn_layer" and on_cpu and torch.is_grad_enabled():
         return len(call.outputs) - 1, onednn.lstm_workspace_bytes(call.args)
     return None
-
-
-def _size_of(rules: Rules, call: Call) -> int:
-    rule = rules.get(call.name)
-    return rule(call) if rule is not None else 0
 
 
 def _safe_softmax(call: Call) -> int:
@@ -104,27 +99,15 @@ _EVERYWHERE: Final[Rules] = {
     "aten::native_layer_norm_backward": copied_unless_contiguous(0, 1),
     "aten::embedding_dense_backward": copied_unless_contiguous(0),
     # Gradients that are read as if they were contiguous.
-    **dict.fromkeys(
-        (
-            "aten::_adaptive_avg_pool3d_backward",
-            "aten::_upsample_bicubic2d_aa_backward",
-            "aten::_upsample_bilinear2d_aa_backward",
-            "aten::_upsample_nearest_exact1d_backward",
-            "aten::_upsample_nearest_exact2d_backward",
-            "aten::_upsample_nearest_exact3d_backward",
-            "aten::adaptive_max_pool3d_backward",
-            "aten::avg_pool3d_backward",
-            "aten::col2im",
-            "aten::fractional_max_pool2d_backward",
-            "aten::max_pool3d_with_indices_backward",
-            "aten::reflection_pad1d_backward",
-            "aten::reflection_pad2d_backward",
-            "aten::upsample_bicubic2d_backward",
-            "aten::upsample_linear1d_backward",
-            "aten::upsample_nearest1d_backward",
-            "aten::upsample_nearest3d_backward",
-            "aten::upsample_trilinear3d_backward",
-        ),
+    **of(
+        "_adaptive_avg_pool3d_backward _upsample_bicubic2d_aa_backward "
+        "_upsample_bilinear2d_aa_backward "
+        "_upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward "
+        "_upsample_nearest_exact3d_backward adaptive_max_pool3d_backward avg_pool3d_backward "
+        "col2im "
+        "fractional_max_pool2d_backward max_pool3d_with_indices_backward reflection_pad1d_backward "
+        "reflection_pad2d_backward upsample_bicubic2d_backward upsample_linear1d_backward "
+        "upsample_nearest1d_backward upsample_nearest3d_backward upsample_trilinear3d_backward",
         copied_unless_contiguous(0),
     ),
     "aten::abs": lambda call: nbytes(call.args[0]) * call.args[0].is_complex(),

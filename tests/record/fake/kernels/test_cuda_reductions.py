@@ -8,13 +8,11 @@ import torch
 from pytest_torchmem.record.fake.kernels import cuda
 from pytest_torchmem.record.fake.kernels.cuda_attention import flash_forward
 from pytest_torchmem.record.fake.kernels.cuda_reductions import (
-    EXTREMES,
-    Processors,
     Read,
     Reduction,
     partial_bytes,
 )
-from pytest_torchmem.record.fake.kernels.operator_call import Call
+from pytest_torchmem.record.fake.kernels.operator_call import EXTREMES, Call, Processors
 from pytest_torchmem.record.torch_api import fake_tensors
 
 H100 = Processors(132, 2048)
@@ -92,11 +90,11 @@ def test_few_heads_split_the_keys_of_flash_attention():
         query = torch.empty(batch, heads, length, 64, dtype=torch.bfloat16, device="meta")
         name = "aten::_scaled_dot_product_flash_attention"
         func = aten._scaled_dot_product_flash_attention.default
-        return Call(func, name, (query, query, query), {}, [query])
+        return Call(func, name, (query, query, query), {}, [query], H100)
 
-    assert flash_forward(call(2, 4, 512), H100) == 2_129_920
-    assert flash_forward(call(1, 1, 2048), H100) == 4_259_840
-    assert flash_forward(call(64, 8, 512), H100) == 0
+    assert flash_forward(call(2, 4, 512)) == 2_129_920
+    assert flash_forward(call(1, 1, 2048)) == 4_259_840
+    assert flash_forward(call(64, 8, 512)) == 0
 
 
 def test_cudnn_may_attend_in_the_place_of_flash_attention(monkeypatch):

@@ -314,6 +314,14 @@ def test_a_convolution_takes_no_more_than_its_bound(
     assert measured(back.func, *back.args) <= scratch_of(back, on_cpu=True).at_most_bytes
 
 
+def test_each_group_of_a_transposed_convolution_fills_blocks_of_its_own():
+    x, weight = floats(2, 3, 9, 16), floats(3, 16, 5, 5)
+    call = call_of(
+        aten.convolution.default, x, weight, None, [1, 1], [0, 0], [1, 1], True, [0, 0], 3
+    )
+    assert measured(call.func, *call.args) <= scratch_of(call, on_cpu=True).at_most_bytes
+
+
 def test_each_group_of_a_convolution_may_fill_blocks_of_its_own():
     x, weight = floats(2, 256, 2, 2), floats(256, 1, 3, 3)
     x = x.to(memory_format=torch.channels_last)
