@@ -109,7 +109,7 @@ def _extreme(count: int) -> Rule:
     return rule
 
 
-def _with_index(call: Call) -> int:
+def _with_index(call: Call) -> int | Bounds:
     """A value and its place: 16 bytes, whatever the type."""
     if call.name in _VALUE_AND_PLACE and call.argument("dim") is None:
         return _extreme(1)(call)
