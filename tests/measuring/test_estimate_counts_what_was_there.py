@@ -184,7 +184,8 @@ def test_a_module_that_is_called_with_other_parameters_still_holds_its_own(trans
 def test_a_module_on_meta_that_is_called_with_other_parameters_has_no_memory():
     model = nn.Linear(256, 256)
     shape = copy.deepcopy(model).to("meta")
-    x, given = torch.randn(16, 256), dict(model.named_parameters())
+    x = torch.randn(16, 256)
+    given: dict[str, torch.Tensor] = dict(model.named_parameters())
     assert_alike(lambda: torch.func.functional_call(shape, given, (x,)).sum().backward())
 
 
