@@ -38,7 +38,7 @@ _PLAIN: Final = (int, float, complex, str, bytes, np.generic, np.ndarray, torch.
 # A larger array of numpy is a set of data, which a program reads.
 _MOST_COPIED_BYTES: Final = 1 << 26
 # These can go back, as long as they have not come to their end.
-_ITERATORS: Final[tuple[Any, ...]] = (
+_ITERATORS: Final[tuple[type, ...]] = (
     type(iter([])),
     type(iter(())),
     type(iter(range(0))),
@@ -201,9 +201,9 @@ def _restore_generator(
     return partial(_call_with, generator.set_state, generator.get_state())
 
 
-def _restore_iterator(iterator: Any) -> _Restore:
-    _, _, *place = iterator.__reduce__()
-    return partial(_call_with, iterator.__setstate__, *place or [0])
+def _restore_iterator(iterator: object) -> _Restore:
+    place = iterator.__reduce__()[2:]
+    return partial(_call_with, operator.attrgetter("__setstate__")(iterator), *place or [0])
 
 
 def _call_with(put: Callable[[Any], object], state: object, _: fake_tensors.FakeTensorMode) -> None:

@@ -42,7 +42,7 @@ class DeviceThread:
         """Return whether it has made more nodes than the program's own thread."""
         return 2 * self._made > autograd.next_sequence_number() - self._begin
 
-    def _in_place_of(self, engine: Any) -> DeviceThread:
+    def _in_place_of(self, engine: object) -> DeviceThread:
         self._engine = engine
         return self
 
