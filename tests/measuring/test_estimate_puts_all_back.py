@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.backends.opt_einsum  # torch 2.6 does not import it by itself
 from torch import nn
 from torch.nn.modules import module as hooks
 from torch.optim import optimizer
@@ -44,10 +45,6 @@ class Function(TorchFunctionMode):
 class Dispatch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         raise NotImplementedError
-
-
-def saving() -> object:
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 BACKENDS = torch.backends
@@ -108,10 +105,6 @@ CHANGES: dict[str, tuple[Callable[[], object], Callable[[], Any]]] = {
         lambda: Dispatch().__enter__(),
         torch._C._len_torch_dispatch_stack,
     ),
-    "saved tensors": (
-        lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x).__enter__(),
-        saving,
-    ),
     "default device": (lambda: torch.set_default_device("meta"), torch.get_default_device),
     "default type": (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
     "environment": (
@@ -123,6 +116,12 @@ CHANGES: dict[str, tuple[Callable[[], object], Callable[[], Any]]] = {
     "recursion": (lambda: sys.setrecursionlimit(5000), sys.getrecursionlimit),
     "numpy's errors": (lambda: np.seterr(all="raise"), np.geterr),
 }
+# Before torch 2.8 nobody can ask which of these were entered.
+if hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
+    CHANGES["saved tensors"] = (
+        lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x).__enter__(),
+        lambda: torch._C._autograd._top_saved_tensors_default_hooks(False),
+    )
 
 
 def seen() -> dict[str, Any]:
