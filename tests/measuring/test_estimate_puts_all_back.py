@@ -274,3 +274,20 @@ def test_what_a_program_registers_for_good_stays() -> None:
 
     estimate(program, backward=False)
     assert {"kind": Buffer} == REGISTERED
+
+
+class Fixed(dict[str, Any]):
+    """What a model puts out: nobody can take anything from it."""
+
+    def __delitem__(self, key: str) -> None:
+        raise TypeError("fixed")
+
+
+def test_an_output_that_nobody_can_take_from_hides_no_refusal() -> None:
+    def program() -> None:
+        out = Fixed(last=X * 2)
+        if out["last"].sum() > 0:
+            out.clear()
+
+    with pytest.raises(EstimateError, match="needs the value of a tensor"):
+        estimate(program, backward=False)

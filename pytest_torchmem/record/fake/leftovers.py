@@ -324,7 +324,9 @@ def _drop(holder: object, value: object) -> None:
     if isinstance(holder, _CACHE):
         holder.cache_clear()
     elif isinstance(holder, dict):
-        for key in [key for key, held in holder.items() if held is value]:
-            del holder[key]
+        # A class of the program's may refuse, as outputs of models do.
+        with contextlib.suppress(Exception):
+            for key in [key for key, held in holder.items() if held is value]:
+                del holder[key]
     elif isinstance(holder, list):
         holder[:] = [held for held in holder if held is not value]
