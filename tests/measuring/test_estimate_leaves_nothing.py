@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import gc
+import inspect
 import io
 import pickle
 import random
@@ -193,8 +194,10 @@ def test_what_torch_cannot_do_without_data_is_refused_in_words(model):
     ragged = torch.nested.nested_tensor([X, X[:3]], layout=torch.jagged)
     with pytest.raises(EstimateError, match="ragged tensors"):
         estimate(lambda: model(ragged).values().sum())
-    with pytest.raises(EstimateError, match="moves a module's parameters"):
-        estimate(moves, backward=False)
+    # Older releases move parameters without data.
+    if "FakeTensor" in inspect.getsource(torch.nn.Module._apply):
+        with pytest.raises(EstimateError, match="moves a module's parameters"):
+            estimate(moves, backward=False)
     assert model.weight.dtype is torch.float32
 
 
@@ -375,6 +378,17 @@ def switches():
         torch.is_autocast_enabled("cpu"),
         torch.get_autocast_dtype("cpu"),
     )
+
+
+def test_an_estimate_can_be_made_where_a_default_device_was_taken_back():
+    def estimated():
+        torch.set_default_device("meta")
+        torch.set_default_device(None)
+        return estimate(lambda: X * 2, backward=False).peak.total
+
+    # Each thread has its own, and torch 2.6 cannot have it again as it was.
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(estimated).result() == 2 * X.nbytes
 
 
 def test_what_holds_for_all_of_a_process_is_as_it_was():

@@ -27,6 +27,7 @@ from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import checks_a_distribution
 from pytest_torchmem.record.fake.stand_ins import compositions
 from pytest_torchmem.record.fake.stand_ins.fast_paths import made_of_others
+from pytest_torchmem.record.fake.stand_ins.layouts import as_on_the_cpu
 from pytest_torchmem.record.fake.stand_ins.real_routes import adds_in_place
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
 from pytest_torchmem.record.torch_api import autograd, compiler, dispatcher, fake_tensors
@@ -216,8 +217,10 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             args, kwargs = self._with_fakes(args, kwargs)
             given = fake_tensors.tensors_in((args, kwargs))
             uses = tuple(dict.fromkeys(map(self.given.number, given)))
-        out = func(*args, **kwargs)
-        call = Call(func, _name_of(func), args, kwargs, fake_tensors.tensors_in(out))
+        out, name = func(*args, **kwargs), _name_of(func)
+        if self._stand_in is None:
+            out = as_on_the_cpu(name, args, out)
+        call = Call(func, name, args, kwargs, fake_tensors.tensors_in(out))
         self._record(call, uses, sys._getframe().f_back)
         return out
 

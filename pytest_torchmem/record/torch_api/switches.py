@@ -29,6 +29,7 @@ CHECKED: Final[Checked] = {
     "torch._C._set_multithreading_enabled": ("2.6.0", "2.13.0"),
     "torch._C._set_sdp_priority_order": ("2.7.0", "2.13.0"),
     "torch._C._set_view_replay_enabled": ("2.6.0", "2.13.0"),
+    "torch._GLOBAL_DEVICE_CONTEXT": ("2.6.0", "2.15.0"),
     "torch._dynamo.config": ("2.6.0", "2.13.0"),
     "torch._functorch.config": ("2.6.0", "2.13.0"),
     "torch._inductor.config": ("2.6.0", "2.13.0"),
@@ -183,6 +184,23 @@ def _fill_again(table: MutableMapping[Any, Any], before: dict[Any, object]) -> N
     if dict(table) != before:
         table.clear()
         table.update(before)
+
+
+def default_device() -> torch.device:
+    """Return torch's own; torch 2.6 cannot tell once it was set to None, which is the CPU."""
+    try:
+        return torch.get_default_device()
+    except AttributeError:
+        return torch.device("cpu")
+
+
+def set_default_device(device: torch.device) -> None:
+    """Set it where it is another one now; the CPU is none, without a function mode."""
+    if default_device() != device:
+        is_cpu = device == torch.device("cpu")
+        torch.set_default_device(None if is_cpu else device)
+        if is_cpu:
+            vars(getattr(torch, "_GLOBAL_DEVICE_CONTEXT")).clear()  # noqa: B009  # it has no stub
 
 
 def _saving_hooks() -> Callable[[], None]:
