@@ -89,7 +89,7 @@ def put_back(holders: Iterable[object], mode: fake_tensors.FakeTensorMode) -> It
 
 def _switches() -> list[Callable[[], object]]:
     """Return functions that set again what holds for all of a process, or of this thread."""
-    device, kinds = switches.default_device(), ("cpu", "cuda")
+    device, kinds = switches.device_by_default(), ("cpu", "cuda")
     casts = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
     deterministic = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -98,7 +98,7 @@ def _switches() -> list[Callable[[], object]]:
         partial(torch.set_rng_state, torch.get_rng_state()),
         partial(random.setstate, random.getstate()),
         partial(np.random.set_state, np.random.get_state()),
-        partial(switches.set_default_device, device),
+        partial(switches.let_be_default, device),
         partial(torch.set_default_dtype, torch.get_default_dtype()),
         partial(torch.set_grad_enabled, torch.is_grad_enabled()),
         partial(torch.use_deterministic_algorithms, deterministic, warn_only=warns),

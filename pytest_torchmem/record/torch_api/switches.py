@@ -186,7 +186,7 @@ def _fill_again(table: MutableMapping[Any, Any], before: dict[Any, object]) -> N
         table.update(before)
 
 
-def default_device() -> torch.device:
+def device_by_default() -> torch.device:
     """Return torch's own; torch 2.6 cannot tell once it was set to None, which is the CPU."""
     try:
         return torch.get_default_device()
@@ -194,9 +194,9 @@ def default_device() -> torch.device:
         return torch.device("cpu")
 
 
-def set_default_device(device: torch.device) -> None:
+def let_be_default(device: torch.device) -> None:
     """Set it where it is another one now; the CPU is none, without a function mode."""
-    if default_device() != device:
+    if device_by_default() != device:
         is_cpu = device == torch.device("cpu")
         torch.set_default_device(None if is_cpu else device)
         if is_cpu:

@@ -7,23 +7,23 @@ Checked on torch 2.13, with each operator's arguments permuted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 
-def _rows(made: torch.Tensor, _: Sequence[Any]) -> torch.Tensor:
+def _rows(made: torch.Tensor, _: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.empty_like(made, memory_format=torch.contiguous_format)
 
 
-def _as_first(_: torch.Tensor, args: Sequence[Any]) -> torch.Tensor:
+def _as_first(_: torch.Tensor, args: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.empty_like(args[0])
 
 
-def _like(number: int) -> Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]:
+def _like(number: int) -> Callable[[torch.Tensor, Sequence[torch.Tensor]], torch.Tensor]:
     """As one argument lies; where that repeats elements the others decide, as torch says."""
 
-    def laid_out(made: torch.Tensor, args: Sequence[Any]) -> torch.Tensor:
+    def laid_out(made: torch.Tensor, args: Sequence[torch.Tensor]) -> torch.Tensor:
         given = args[number]
         is_whole = given.shape == made.shape and all(given.stride())
         return torch.empty_like(given) if is_whole else made
@@ -31,8 +31,8 @@ def _like(number: int) -> Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]:
     return laid_out
 
 
-def _in_format_of(number: int) -> Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]:
-    def laid_out(made: torch.Tensor, args: Sequence[Any]) -> torch.Tensor:
+def _in_format_of(number: int) -> Callable[[torch.Tensor, Sequence[torch.Tensor]], torch.Tensor]:
+    def laid_out(made: torch.Tensor, args: Sequence[torch.Tensor]) -> torch.Tensor:
         last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(made.dim())
         by_channels = last is not None and args[number].is_contiguous(memory_format=last)
         format_ = last if by_channels else torch.contiguous_format
@@ -65,7 +65,7 @@ _LAYOUTS: Final = {
 }
 
 
-def as_on_the_cpu(name: str, args: Sequence[Any], out: Any) -> Any:
+def as_on_the_cpu(name: str, args: Sequence[torch.Tensor], out: object) -> object:
     """Return what an operator made of fake tensors, laid out as the CPU lays it out."""
     layout = _LAYOUTS.get(name)
     made = out[0] if isinstance(out, tuple) else out
