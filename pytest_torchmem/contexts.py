@@ -38,16 +38,18 @@ def gc_paused() -> Around[bool]:
 
     What is in a cycle when the body ends must still be there when somebody asks what holds it.
     """
-    return Around(_pause_gc, _resume_gc)
+    return Around(pause_gc, resume_gc)
 
 
-def _pause_gc() -> bool:
+def pause_gc() -> bool:
+    """Begin what `gc_paused` does; return what `resume_gc` needs."""
     was_enabled = gc.isenabled()
     gc.disable()
     return was_enabled
 
 
-def _resume_gc(was_enabled: bool) -> None:
+def resume_gc(was_enabled: bool) -> None:
+    """End it."""
     if was_enabled:
         gc.enable()
 

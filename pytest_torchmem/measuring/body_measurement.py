@@ -183,7 +183,7 @@ class BodyMeasurement(GpuQuestions):
         from pytest_torchmem.record.recorder import Recorder
 
         recorder = Recorder(self._device, self._say, empties_cache=empties_cache)
-        before = _UnderWay.begin(self)
+        before, is_simulated = _UnderWay.begin(self), GPU_VARIABLE in os.environ
         try:
             with numpy_in_place():
                 recorder.start()
@@ -191,7 +191,7 @@ class BodyMeasurement(GpuQuestions):
             _UnderWay.now = before
             raise
         self._recorder = recorder
-        if GPU_VARIABLE in os.environ:
+        if is_simulated:
             from pytest_torchmem.simulate.gaps import gaps_so_far
 
             self._gaps = gaps_so_far()

@@ -6,15 +6,15 @@ import atexit
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from functools import cache, cached_property, partial
 from typing import ClassVar, Final
 
 import numpy as np
 import torch
 
-from pytest_torchmem.contexts import Around, gc_paused, numpy_in_place
+from pytest_torchmem.contexts import Around, numpy_in_place, pause_gc, resume_gc
 from pytest_torchmem.record.compiled.compiled_graphs import CompiledSources
 from pytest_torchmem.record.devices import (
     AllocatorHistory,
@@ -238,6 +238,8 @@ class Recorder:
         """End the recording, restore everything, and return all that was recorded."""
         session = self._profiler
         try:
+            # Until the session ends all calls are ours: half of what a small test calls.
+            self._tracing.suspend()
             synchronize(self._device)
             autograd.await_engine(self._device)
             if self._ranges.none_open():
@@ -322,6 +324,7 @@ class Recorder:
             self._profiler.leave_to_parent()
 
     def _restore(self) -> None:
+        self._tracing.resume()
         Recorder.now = None
         atexit.unregister(self._cancel_at_exit)
         self._points.end()
@@ -378,7 +381,8 @@ class Recorder:
         """
         session = self._profiler
         # A profiler of the body's has taken our session's place, and must not lose its recording.
-        if session is None or not session.is_undisturbed():
+        # At the end nothing is to be cut any more.
+        if session is None or not session.is_undisturbed() or self._tracing.is_suspended:
             return
         with self._count.kept():
             # A call that comes late may come in the next session.
@@ -516,19 +520,20 @@ class Recorder:
         }
 
 
-@contextmanager
-def _collector_as_after_a_collection() -> Iterator[None]:
+def _collector_as_after_a_collection() -> Around[bool]:
     """Leave Python's collector as if the block had made no objects.
 
     It runs when so and so many objects were made, and frees the tensors that cycles hold. The table
     of what is alive has a row for each tensor that others left behind: without care, their number
     would decide when a body's own cycles are freed.
     """
-    with gc_paused():
-        try:
-            yield
-        finally:
-            gc.collect(0)
+    return Around(pause_gc, _collect_young)
+
+
+@quiet
+def _collect_young(was_enabled: bool) -> None:
+    gc.collect(0)
+    resume_gc(was_enabled)
 
 
 @cache

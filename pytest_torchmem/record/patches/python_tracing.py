@@ -57,6 +57,11 @@ class TracingPause:
     def __init__(self) -> None:
         self._thread_state: ctypes.c_void_p | None = None
 
+    @property
+    def is_suspended(self) -> bool:
+        """True from `suspend` to `resume`."""
+        return self._thread_state is not None
+
     def suspend(self) -> None:
         """Suspend on the calling thread; does nothing while suspended.
 
@@ -98,19 +103,19 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(method)
     def quietly(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        traced_by = set_frame_callback(None)
-        # What `TracingPause` does: its calls would be recorded, a dozen for each small module.
         thread_state = None
+        # What `TracingPause` does, before anything else: all calls from here on would be recorded.
         if _enter is not None and _leave is not None:
             thread_state = ctypes.c_void_p(_current())
             _enter(thread_state)
+        traced_by = set_frame_callback(None)
         try:
             with gc_paused(), dispatcher.unseen_by_modes():
                 return method(*args, **kwargs)
         finally:
+            set_frame_callback(traced_by)
             if thread_state is not None:
                 _leave(thread_state)
-            set_frame_callback(traced_by)
 
     return quietly
 

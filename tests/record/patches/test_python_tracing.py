@@ -19,7 +19,10 @@ from pytest_torchmem.record.patches.python_tracing import (
     TracingPause,
     quiet,
 )
+from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import compiler, profiler
+from pytest_torchmem.record.tree.growing_tables import Tables
+from pytest_torchmem.record.tree.kineto import TreeReader
 from tests.record.patches.profiled import profiled
 from tests.record.undisturbed.state import hears_calls
 
@@ -216,3 +219,30 @@ def test_a_pause_that_cannot_begin_leaves_nothing_to_undo(monkeypatch):
             pause.suspend()
     pause.resume()
     assert hears_calls()
+
+
+def test_what_is_called_at_a_bodys_end_and_in_our_hooks_is_not_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch takes its time for each recorded call: these were half of those of a small test."""
+    below: dict[str, list[str]] = {}
+    read = TreeReader.read
+
+    def noted(
+        reader: TreeReader, result: profiler.ProfilerResult, *, is_cut: bool = False
+    ) -> Tables:
+        waiting = [*result.experimental_event_tree()]
+        while waiting:
+            event = waiting.pop()
+            waiting += event.children
+            name = profiler.name_of(event).rpartition(": ")[2]
+            below.setdefault(name, []).extend(map(profiler.name_of, event.children))
+        return read(reader, result, is_cut=is_cut)
+
+    monkeypatch.setattr(TreeReader, "read", noted)
+    recorder = Recorder(torch.device("cpu"))
+    recorder.start()
+    torch.nn.BatchNorm1d(3)
+    recorder.stop()
+    assert len(below["quietly"]) == 0
+    assert [name.rpartition(": ")[2] for name in below["stop"] if "mark" not in name] == ["suspend"]
