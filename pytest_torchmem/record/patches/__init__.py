@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import reduce, update_wrapper
-from types import FunctionType, TracebackType
+from functools import cache, reduce, update_wrapper
+from types import CodeType, FunctionType, TracebackType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -290,9 +290,7 @@ def _forwarding(
         return now(*args, **options)
 
     update_wrapper(forward, original)
-    # Tracebacks leave it out where they leave the other one out.
-    file = function.__code__.co_filename
-    forward.__code__ = forward.__code__.replace(co_filename=file)
+    forward.__code__ = _named(forward.__code__, function.__code__.co_filename)
 
     def end() -> None:
         nonlocal now
@@ -300,6 +298,14 @@ def _forwarding(
         _ENDED[forward] = before
 
     return forward, end
+
+
+@cache
+def _named(code: CodeType, file: str) -> CodeType:
+    """Return code that tracebacks leave out where they leave out a file's, and dynamo always."""
+    named = code.replace(co_filename=file)
+    compiler.never_trace(named)
+    return named
 
 
 def found(name: str) -> Any:
