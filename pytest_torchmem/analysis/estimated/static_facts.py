@@ -71,7 +71,7 @@ class StaticFacts:
             rows[list(node.makes)] = number
         return rows
 
-    def _told(self, category: Category) -> Mask:
+    def held_as(self, category: Category) -> Mask:
         """The storages of which the recorder of the run knew the category."""
         return np.array([s.category is category for s in self.run.graph.storages], np.bool_)
 
@@ -106,20 +106,17 @@ class StaticFacts:
         used[[s for node in self._operators if node.phase in phases for s in node.uses]] = True
         return used
 
-    def held_as(self, category: Category) -> Mask:
-        return self._told(category)
-
     workspaces = leaves = buckets = accumulated = _nothing
 
     @cached_property
     def returned(self) -> Mask:
         """Nobody asks who holds it: it was made in a backward pass and is alive after it."""
         outlives = self.made_in(Phase.BACKWARD) & self._outlives(self._last_of(self._passes))
-        return outlives & self._told(Category.UNKNOWN)
+        return outlives & self.held_as(Category.UNKNOWN)
 
     @property
     def roots(self) -> Mask:
-        return self._told(Category.AUTOGRAD_DETAIL)
+        return self.held_as(Category.AUTOGRAD_DETAIL)
 
     @property
     def has_modules(self) -> bool:

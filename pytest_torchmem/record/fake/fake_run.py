@@ -6,6 +6,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,25 +55,22 @@ class Program:
 
     def step(self, recorder: FakeRunRecorder) -> object:
         """Run once, and return what a caller would still hold."""
-        if not self.backward:
+        result = None
+        if self.backward:
+            # The output is handed on without a name here, so that it dies when the loss is made.
+            loss = _loss_of(self.target(*self.args, **self.kwargs))
+            if loss is not None and recorder.has_freed(loss):
+                recorder.notes.add("the program itself runs the backward pass of its output")
+            elif loss is not None:
+                if loss.dim():
+                    loss = loss.sum()
+                loss.backward()  # type: ignore[no-untyped-call]  # as it is in torch
+            del loss
+        else:
             result = self.target(*self.args, **self.kwargs)
-            self._update()
-            return result
-        # The output is handed on without a name here, so that it dies when the loss is made.
-        loss = _loss_of(self.target(*self.args, **self.kwargs))
-        if loss is not None and recorder.has_freed(loss):
-            recorder.notes.add("the program itself runs the backward pass of its output")
-        elif loss is not None:
-            if loss.dim():
-                loss = loss.sum()
-            loss.backward()  # type: ignore[no-untyped-call]  # as it is in torch
-        del loss
-        self._update()
-        return None
-
-    def _update(self) -> None:
         if self.optimizer is not None:
             self.optimizer.step()
+        return result
 
 
 def record_fake_run(program: Program, device: str | None) -> StaticRun:
@@ -191,12 +189,14 @@ def _run(
     """Run the program once, or a second time where the first makes an optimizer's state."""
     # By now the modules hold the fakes, so these have the modules' paths.
     names = names_of(found.modules.values())
+    of_parameters = bool(found.parameters)
+    make = partial(FakeRunRecorder, fakes.captured, names, leaves_are_parameters=not of_parameters)
     if program.optimizer is not None:
-        first = _recorder(fakes, names, found, stand_in)
+        first = make(stand_in=stand_in)
         with recording(first):
             program.step(first)
         program.optimizer.zero_grad(set_to_none=True)
-    recorder = _recorder(fakes, names, found, stand_in)
+    recorder = make(stand_in=stand_in)
     given = (program.args, program.kwargs, fakes.leaves())
     _name_owners(recorder, found, given, program.optimizer, names)
     for _, root in found.modules.values():
@@ -243,11 +243,10 @@ def _require_python(found: Reachable) -> None:
 
 def _shown_device(tensors: Sequence[torch.Tensor], device: str | None) -> torch.device:
     """The device to estimate for; by default that of the first parameter or input."""
-    chosen = torch.device(device) if device is not None else None
-    if chosen is None:
-        chosen = tensors[0].device if tensors else torch.device("cpu")
+    first = tensors[0].device if tensors else _CPU
+    chosen = torch.device(device) if device is not None else first
     if chosen.type == "meta":
-        return torch.device("cpu")
+        return _CPU
     if chosen.type != "cpu" and chosen.index is None:
         return torch.device(chosen.type, 0)
     return chosen
@@ -259,9 +258,7 @@ def _runnable_device(shown: torch.device, backward: bool) -> torch.device:
     See `fake_tensors.lacks_device`.
     """
     wants_grad = backward or torch.is_grad_enabled()
-    if wants_grad and fake_tensors.lacks_device(shown.type):
-        return torch.device("cpu")
-    return shown
+    return _CPU if wants_grad and fake_tensors.lacks_device(shown.type) else shown
 
 
 def _fake_mode_of(tensors: Sequence[torch.Tensor]) -> fake_tensors.FakeTensorMode:
@@ -310,8 +307,7 @@ def _optimizer_for(optimizer: Any, found: Reachable) -> Any:
     """The optimizer itself, or the one that a class or a factory makes for the parameters."""
     if optimizer is None:
         return None
-    step = optimizer.step if hasattr(optimizer, "step") else None
-    if step is not None and _needs_closure(step):
+    if hasattr(optimizer, "step") and _needs_closure(optimizer.step):
         raise EstimateError(
             "the optimizer's step needs a closure; estimate a function that calls "
             "optimizer.step(closure) itself"
@@ -350,14 +346,6 @@ def _loss_of(output: object) -> torch.Tensor | None:
     return None
 
 
-def _recorder(
-    fakes: Substitution, names: dict[int, str], found: Reachable, stand_in: _StandIn
-) -> FakeRunRecorder:
-    return FakeRunRecorder(
-        fakes.captured, names, leaves_are_parameters=not found.parameters, stand_in=stand_in
-    )
-
-
 def _name_owners(
     recorder: FakeRunRecorder,
     found: Reachable,
@@ -373,9 +361,8 @@ def _name_owners(
         # Training on plain tensors: the leaves that get gradients are the parameters.
         owners.append((Category.PARAMETER, [t for t in inputs if t.requires_grad]))
     known = [*found.optimizers.values(), *([optimizer] if optimizer is not None else [])]
-    owners += [
-        (Category.OPTIMIZER_STATE, fake_tensors.tensors_in(list(k.state.values()))) for k in known
-    ]
+    states = [list(k.state.values()) for k in known]
+    owners.append((Category.OPTIMIZER_STATE, fake_tensors.tensors_in(states)))
     owners.append((Category.PARAMETER, found.updated))
     modules = [module for _, module in found.modules.values()]
     owners.append((Category.BUFFER, [b for m in modules for b in m.buffers()]))

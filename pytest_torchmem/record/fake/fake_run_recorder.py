@@ -121,7 +121,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         elif self._ledger.entries[number].category in (Category.UNKNOWN, Category.INPUT):
             self._ledger.entries[number].category = category
 
-    def enter_module(self, module: torch.nn.Module) -> None:
+    def enter_module(self, module: torch.nn.Module, *_: object) -> None:
         self.given.called(module)
         if self._sites.enter(module):
             return
@@ -136,14 +136,14 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
                 if not autograd.is_wrapper(tensor):
                     self.label(tensor, category)
 
-    def leave_module(self, module: torch.nn.Module) -> None:
+    def leave_module(self, module: torch.nn.Module, *_: object) -> None:
         self._sites.leave(module)
 
-    def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def enter_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._sites.optimizers += 1
         self.given.stepped(optimizer)
 
-    def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def leave_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._sites.optimizers -= 1
         for state in list(optimizer.state.values()):
             for tensor in fake_tensors.tensors_in(state):
@@ -198,7 +198,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             if any(getattr(given, "is_nested", False) for given in args):
                 raise EstimateError(RAGGED)
             with self:
-                return compositions.run(func, args, kwargs)
+                return compositions.run(func, *args, **kwargs)
         if (made := made_of_others(func)) is not None:
             args, kwargs = self._with_fakes(args, kwargs)
             with self:
@@ -231,7 +231,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self.numbers_bytes += call.numbers_bytes
         self._enlarge(call)
         makes = self._made(tensors, has_memory=_takes_memory(call))
-        summed = self._note_in_place_for_real(func, call.args, makes)
+        summed = self._note_in_place_for_real(call, makes)
         scope = _scope_of(autograd.running_node())
         doubt = self._doubts.about(call, scope, on_cpu=bool(tensors) and self._on_cpu(call))
         scratch, unknown_bytes = self._scratch(call, doubt)
@@ -266,14 +266,10 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Real tensors the program holds (a constant, a captured table) turned into fake ones."""
-        if all(
-            isinstance(t, fake_tensors.FakeTensor) for t in fake_tensors.tensors_in((args, kwargs))
-        ):
-            return args, kwargs
-        mapped: tuple[tuple[Any, ...], dict[str, Any]] = fake_tensors.map_tensors(
-            self._faked, (args, kwargs)
-        )
-        return mapped
+        tensors = fake_tensors.tensors_in((args, kwargs))
+        if not all(isinstance(t, fake_tensors.FakeTensor) for t in tensors):
+            args, kwargs = fake_tensors.map_tensors(self._faked, (args, kwargs))
+        return args, kwargs
 
     def _faked(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, fake_tensors.FakeTensor) or self._ledger.number(tensor) is not None:
@@ -297,9 +293,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
                 made.append(number)
         return tuple(made)
 
-    def _note_in_place_for_real(
-        self, func: dispatcher.Operator, args: Sequence[Any], makes: tuple[int, ...]
-    ) -> bool:
+    def _note_in_place_for_real(self, call: Call, makes: tuple[int, ...]) -> bool:
         """Return whether autograd adds up gradients here, between two nodes.
 
         Where a function adds in place to a tensor of its own, the sum takes over its memory, too.
@@ -310,14 +304,14 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         See ``accumulate`` in ``torch/csrc/autograd/input_buffer.cpp`` and
         ``areAnyTensorSubclassLike`` in ``torch/csrc/autograd/FunctionsManual.cpp``.
         """
-        name = _name_of(func)
+        name, args = call.name, call.args
         old = self._ledger.number(args[0]) if args and isinstance(args[0], torch.Tensor) else None
-        if makes and old is not None and name == "aten::add" and adds_in_place():
-            self._ledger.may_take_over(old, makes[0])
-        if not makes or not autograd.in_backward() or torch.is_grad_enabled():
+        if not makes or old is None:
             return False
-        maker = self._made_in_backward.get(old) if old is not None else None
-        if old is None or maker is None:
+        if name == "aten::add" and adds_in_place():
+            self._ledger.may_take_over(old, makes[0])
+        maker = self._made_in_backward.get(old)
+        if maker is None or not autograd.in_backward() or torch.is_grad_enabled():
             return False
         scope = _scope_of(autograd.running_node())
         fills = name in _FILLING and maker.operator in _ZEROS and maker.scope == scope

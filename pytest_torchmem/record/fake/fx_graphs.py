@@ -8,8 +8,9 @@ partitioned pairs and exported programs. Nothing is executed.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -138,23 +139,15 @@ class _StorageTable:
     # An address is an identity only while its storage lives.
     alive: list[torch.UntypedStorage] = field(default_factory=list)
 
-    def find(self, tensor: torch.Tensor) -> int | None:
-        return self.numbers.get(_key(tensor))
-
     def add(self, key: tuple[int, str], tensor: torch.Tensor, category: Category) -> int:
-        number, storage = len(self.storages), tensor.untyped_storage()
-        size = fake_tensors.size_hint(storage.nbytes())
+        size = fake_tensors.size_hint(tensor.untyped_storage().nbytes())
         self.storages.append(StaticStorage(size, key[1], category))
-        self.alive.append(storage)
-        self.numbers[key] = number
-        return number
+        return self.alias(key, tensor, len(self.storages) - 1)
 
-    def alias(self, key: tuple[int, str], tensor: torch.Tensor, number: int) -> None:
+    def alias(self, key: tuple[int, str], tensor: torch.Tensor, number: int) -> int:
         self.alive.append(tensor.untyped_storage())
         self.numbers[key] = number
-
-    def label(self, number: int, category: Category) -> None:
-        self.storages[number] = replace(self.storages[number], category=category)
+        return number
 
 
 def _key(tensor: torch.Tensor) -> tuple[int, str]:
@@ -222,8 +215,7 @@ class _FxReader:
         if kind is NodeKind.OPERATOR:
             aliased = self._aliased(node, position)
             if aliased is not None:
-                self._table.alias(key, tensor, aliased)
-                return aliased
+                return self._table.alias(key, tensor, aliased)
             return self._table.add(key, tensor, Category.UNKNOWN)
         return self._table.add(key, tensor, self._given_category(node, kind, tensor))
 
@@ -252,7 +244,7 @@ class _FxReader:
         except (TypeError, KeyError, IndexError):
             return None
         found = [t for t in fake_tensors.leaves(element) if isinstance(t, torch.Tensor)]
-        return self._table.find(found[0]) if len(found) == 1 else None
+        return self._table.numbers.get(_key(found[0])) if len(found) == 1 else None
 
     def _given_category(
         self, node: torch.fx.Node, kind: NodeKind, tensor: torch.Tensor
@@ -293,11 +285,10 @@ def _attribute(module: object, path: object) -> object:
 
 def devices_of(graphs: Iterable[StaticGraph]) -> list[str]:
     """The devices of a graph's storages, the one with the most bytes first."""
-    amounts: dict[str, int] = {}
-    for graph in graphs:
-        for storage in graph.storages:
-            amounts[storage.device] = amounts.get(storage.device, 0) + storage.size_bytes
-    return sorted(amounts, key=lambda device: -amounts[device])
+    amounts = Counter[str]()
+    for storage in (s for graph in graphs for s in graph.storages):
+        amounts[storage.device] += storage.size_bytes
+    return [device for device, _ in amounts.most_common()]
 
 
 def is_program(target: object) -> bool:

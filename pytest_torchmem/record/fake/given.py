@@ -23,10 +23,8 @@ from pytest_torchmem.values.static_graph import NodeKind, StaticNode
 class _Owned:
     """A storage that nothing has used yet. Once it is gone, another may be found in its place."""
 
-    category: Category
+    entry: LedgerEntry
     path: str
-    size_bytes: int
-    device: str
     watch: weakref.ref[torch.UntypedStorage]
 
 
@@ -48,7 +46,8 @@ class Given:
         key = memory.key_of_storage(storage)
         watch = weakref.ref(storage, partial(self._died_unused, key))
         size = fake_tensors.size_hint(storage.nbytes())
-        self._unused[key] = _Owned(category, path, size, str(tensor.device), watch)
+        entry = LedgerEntry(size, str(tensor.device), category, 0)
+        self._unused[key] = _Owned(entry, path, watch)
 
     def holds(self, module: torch.nn.Module, on_meta: Container[int]) -> None:
         """Note the parameters and buffers that a module has before the run."""
@@ -90,8 +89,7 @@ class Given:
         owned = self._unused.pop(key, None)
         if owned is None:
             return self._ledger.live.get(key)
-        entry = LedgerEntry(owned.size_bytes, owned.device, owned.category, 0)
-        number = self._ledger.watch(storage, entry)
+        number = self._ledger.watch(storage, owned.entry)
         self._append(number, owned.path)
         return number
 
@@ -103,8 +101,7 @@ class Given:
     def _died_unused(self, key: int, _: object) -> None:
         """A storage that dies in the run had been there until then."""
         owned = self._unused.pop(key)
-        number = self._ledger.ended(owned.size_bytes, owned.device, owned.category)
-        self._append(number, owned.path)
+        self._append(self._ledger.ended(owned.entry), owned.path)
 
     def _append(self, number: int, path: str) -> None:
         self.nodes.append(

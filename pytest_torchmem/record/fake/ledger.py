@@ -77,10 +77,11 @@ class Ledger:
             entry = self.entries[number]
             entry.size_bytes, entry.doubted_bytes = 0, entry.size_bytes
 
-    def ended(self, size_bytes: int, device: str, category: Category) -> int:
+    def ended(self, entry: LedgerEntry) -> int:
         """Add a storage from before the run that no operator touched, and that dies now."""
         self.before_death()
-        return self.append(LedgerEntry(size_bytes, device, category, 0, 2 * self.operator_count))
+        entry.end = 2 * self.operator_count
+        return self.append(entry)
 
     def resized(self, storage: torch.UntypedStorage, number: int, row: int) -> int | None:
         """The number of a known storage's new memory, if something gave it another size.

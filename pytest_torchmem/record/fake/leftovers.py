@@ -17,7 +17,7 @@ import random
 import sys
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from pytest_torchmem.record.fake.stand_ins.unknown import UnknownNumber
-from pytest_torchmem.record.fake.substitution import global_names, refers_to
+from pytest_torchmem.record.fake.substitution import global_names, refers_to, refill
 from pytest_torchmem.record.heap import instances_of
 from pytest_torchmem.record.torch_api import fake_tensors, switches
 from pytest_torchmem.record.torch_api.modules import OWN_ATTRIBUTES
@@ -47,7 +47,7 @@ _ITERATORS: Final[tuple[type, ...]] = (
 )
 # As deep as modules' own containers and the functions of their hooks may be nested.
 _MAX_DEPTH: Final = 4
-_Restore = Callable[[fake_tensors.FakeTensorMode], None]
+_Restore = Callable[[], object]
 
 
 def held_by_modules(roots: Iterable[torch.nn.Module]) -> list[object]:
@@ -73,27 +73,24 @@ def held_by_modules(roots: Iterable[torch.nn.Module]) -> list[object]:
 @contextlib.contextmanager
 def put_back(holders: Iterable[object], mode: fake_tensors.FakeTensorMode) -> Iterator[None]:
     """Leave the holders and torch's switches as they were, and no fake of ``mode`` in any cache."""
-    undo = [remembered for holder in holders for remembered in _remembered(holder)]
-    process_state = _switches()
+    undo = [*_switches(), *(put for holder in holders for put in _remembered(holder, mode))]
     try:
         yield
     finally:
-        for set_again in process_state:
-            set_again()
         for restore in undo:
-            restore(mode)
+            restore()
         if _alive(mode):
             gc.collect()
             _let_go(mode)
 
 
-def _switches() -> list[Callable[[], object]]:
+def _switches() -> list[_Restore]:
     """Return functions that set again what holds for all of a process, or of this thread."""
     device, kinds = switches.device_by_default(), ("cpu", "cuda")
     casts = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
     deterministic = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    set_again: list[Callable[[], object]] = [
+    set_again: list[_Restore] = [
         *switches.set_again(),
         partial(torch.set_rng_state, torch.get_rng_state()),
         partial(random.setstate, random.getstate()),
@@ -112,24 +109,16 @@ def _switches() -> list[Callable[[], object]]:
         partial(_leave_casts, _nesting_of_casts()),
         # Around an estimate casts may be on, and their cache holds fake weights.
         torch.clear_autocast_cache,
-        *_of_python(),
+        partial(_restore_plain, os.environ, dict(os.environ)),
+        partial(_warn_again, list(warnings.filters), warnings.showwarning),
+        partial(np.seterr, **np.geterr()),
+        partial(sys.setrecursionlimit, sys.getrecursionlimit()),
+        gc.enable if gc.isenabled() else gc.disable,
     ]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # as it is in torch
         states = torch.cuda.get_rng_state_all()
         set_again.append(partial(torch.cuda.set_rng_state_all, states))
     return set_again
-
-
-def _of_python() -> list[Callable[[], object]]:
-    """Return functions that set again what Python and numpy have for all of a process."""
-    collects = gc.isenabled()
-    return [
-        partial(_restore_plain, os.environ, dict(os.environ)),
-        partial(_warn_again, list(warnings.filters), warnings.showwarning),
-        partial(np.seterr, **np.geterr()),
-        partial(sys.setrecursionlimit, sys.getrecursionlimit()),
-        gc.enable if collects else gc.disable,
-    ]
 
 
 def _warn_again(filters: list[Any], show: Any) -> None:
@@ -151,77 +140,68 @@ def _leave_casts(nesting: int) -> None:
         torch.autocast_decrement_nesting()
 
 
-def _remembered(holder: object) -> Iterator[_Restore]:
+def _remembered(holder: Any, mode: fake_tensors.FakeTensorMode) -> Iterator[_Restore]:
     """Yield for each container of a holder a function that restores it."""
     if isinstance(holder, types.FunctionType):
         for cell in holder.__closure__ or ():
             with contextlib.suppress(ValueError):
-                yield partial(_restore_cell, cell, cell.cell_contents)
+                yield partial(_restore_cell, cell, cell.cell_contents, mode)
         before = {name: holder.__globals__[name] for name in global_names(holder)}
-        yield partial(_restore_names, holder.__globals__, before)
+        yield partial(_restore_names, holder.__globals__, before, mode)
     elif isinstance(holder, list):
-        yield partial(_restore_list, holder, list(holder))
-    elif isinstance(holder, set | collections.deque):
-        yield partial(_restore_others, holder, list(holder))
+        put = partial(operator.setitem, holder, slice(None))
+        yield partial(_restore_ordered, holder, list(holder), put)
+    elif isinstance(holder, set):
+        yield partial(_restore_ordered, holder, list(holder), holder.update)
+    elif isinstance(holder, collections.deque):
+        yield partial(_restore_ordered, holder, list(holder), holder.extend)
     elif isinstance(holder, MutableMapping):
-        yield partial(_restore_mapping, holder, dict(holder))
-    elif isinstance(holder, torch.Generator | random.Random | np.random.RandomState):
-        yield _restore_generator(holder)
+        yield partial(_restore_mapping, holder, dict(holder), mode)
+    elif isinstance(holder, torch.Generator):
+        yield partial(holder.set_state, holder.get_state())
+    elif isinstance(holder, random.Random):
+        yield partial(holder.setstate, holder.getstate())
+    elif isinstance(holder, np.random.RandomState):
+        yield partial(holder.set_state, holder.get_state())
     elif isinstance(holder, np.random.Generator):
-        bits = holder.bit_generator
-        yield partial(_call_with, partial(setattr, bits, "state"), bits.state)
+        yield partial(setattr, holder.bit_generator, "state", holder.bit_generator.state)
     elif isinstance(holder, _ITERATORS):
-        yield _restore_iterator(holder)
+        yield partial(operator.attrgetter("__setstate__")(holder), *holder.__reduce__()[2:] or [0])
     elif isinstance(holder, np.ndarray):
         if holder.flags.writeable and holder.nbytes <= _MOST_COPIED_BYTES:
-            yield partial(_call_with, partial(operator.setitem, holder, ...), holder.copy())
+            yield partial(operator.setitem, holder, ..., holder.copy())
     elif not isinstance(holder, type | types.ModuleType) and isinstance(
         getattr(holder, "__dict__", None), dict
     ):
+        kept, before = holder.__dict__, dict(holder.__dict__)
         # What torch itself counts, as a learning rate's schedule, has not happened.
         always = type(holder).__module__.startswith("torch.")
-        restore = _set_mapping if always else _restore_mapping
-        yield partial(restore, holder.__dict__, dict(holder.__dict__))
+        restore = partial(refill) if always else partial(_restore_mapping, mode=mode)
+        yield partial(restore, kept, before)
 
 
-def _restore_generator(
-    generator: torch.Generator | random.Random | np.random.RandomState,
-) -> _Restore:
-    """Return what lets a generator of random numbers go on where it is now."""
-    if isinstance(generator, torch.Generator):
-        return partial(_call_with, generator.set_state, generator.get_state())
-    if isinstance(generator, random.Random):
-        return partial(_call_with, generator.setstate, generator.getstate())
-    return partial(_call_with, generator.set_state, generator.get_state())
-
-
-def _restore_iterator(iterator: object) -> _Restore:
-    place = iterator.__reduce__()[2:]
-    return partial(_call_with, operator.attrgetter("__setstate__")(iterator), *place or [0])
-
-
-def _call_with(put: Callable[[Any], object], state: object, _: fake_tensors.FakeTensorMode) -> None:
-    put(state)
+def _comes_back(now: object, before: object, mode: fake_tensors.FakeTensorMode) -> bool:
+    """Return whether a fake tensor or data has taken the place of a value."""
+    return now is not before and (_is_ours(now, mode) or _is_plain(now))
 
 
 def _is_ours(value: object, mode: fake_tensors.FakeTensorMode) -> bool:
     """Return whether a value, or one in it, was made by the run on fake tensors."""
-    inner = [value]
-    if isinstance(value, list | tuple | dict) and len(value) <= _MOST_LOOKED_AT:
-        inner = fake_tensors.leaves(value)
     return any(
         isinstance(leaf, UnknownNumber)
         or (isinstance(leaf, fake_tensors.FakeTensor) and leaf.fake_mode is mode)
-        for leaf in inner
+        for leaf in _parts(value)
     )
 
 
 def _is_plain(value: object) -> bool:
     """Return whether a value is data: a program counts with it, and nobody registers it."""
-    inner = [value]
-    if isinstance(value, list | tuple | dict) and len(value) <= _MOST_LOOKED_AT:
-        inner = fake_tensors.leaves(value)
-    return all(leaf is None or isinstance(leaf, _PLAIN) for leaf in inner)
+    return all(leaf is None or isinstance(leaf, _PLAIN) for leaf in _parts(value))
+
+
+def _parts(value: object) -> list[object]:
+    small = isinstance(value, list | tuple | dict) and len(value) <= _MOST_LOOKED_AT
+    return fake_tensors.leaves(value) if small else [value]
 
 
 def _restore_cell(cell: types.CellType, before: object, mode: fake_tensors.FakeTensorMode) -> None:
@@ -230,7 +210,7 @@ def _restore_cell(cell: types.CellType, before: object, mode: fake_tensors.FakeT
     except ValueError:
         cell.cell_contents = before
         return
-    if now is not before and (_is_ours(now, mode) or _is_plain(now)):
+    if _comes_back(now, before, mode):
         cell.cell_contents = before
 
 
@@ -238,39 +218,25 @@ def _restore_names(
     names: dict[str, object], before: dict[str, object], mode: fake_tensors.FakeTensorMode
 ) -> None:
     for name, value in before.items():
-        now = names.get(name)
-        if now is not value and (_is_ours(now, mode) or _is_plain(now)):
+        if _comes_back(names.get(name), value, mode):
             names[name] = value
 
 
-def _restore_list(
-    found: list[object], before: list[object], _: fake_tensors.FakeTensorMode
-) -> None:
-    if not _are_same(found, before):
-        found[:] = before
-
-
-def _restore_others(
-    found: set[object] | collections.deque[object],
+def _restore_ordered(
+    found: list[object] | set[object] | collections.deque[object],
     before: list[object],
-    _: fake_tensors.FakeTensorMode,
+    put: Callable[[list[object]], None],
 ) -> None:
-    if not _are_same(found, before):
+    if len(found) != len(before) or not all(map(operator.is_, found, before)):
         found.clear()
-        (found.update if isinstance(found, set) else found.extend)(before)
-
-
-def _are_same(found: Collection[object], before: Collection[object]) -> bool:
-    return len(found) == len(before) and all(map(operator.is_, found, before))
+        put(before)
 
 
 def _restore_mapping(
-    found: MutableMapping[_Key, object],
-    before: dict[_Key, object],
-    mode: fake_tensors.FakeTensorMode,
+    found: MutableMapping[_Key, Any], before: dict[_Key, Any], mode: fake_tensors.FakeTensorMode
 ) -> None:
     if any(_is_ours(value, mode) for value in found.values()):
-        _set_mapping(found, before, mode)
+        refill(found, before)
     else:
         _restore_plain(found, before)
 
@@ -285,15 +251,6 @@ def _restore_plain(found: MutableMapping[_Key, Any], before: dict[_Key, object])
                 del found[key]
     for key in before.keys() - found.keys():
         found[key] = before[key]
-
-
-def _set_mapping(
-    found: MutableMapping[_Key, object],
-    before: dict[_Key, object],
-    _: fake_tensors.FakeTensorMode,
-) -> None:
-    found.clear()
-    found.update(before)
 
 
 def _alive(mode: fake_tensors.FakeTensorMode) -> list[fake_tensors.FakeTensor]:

@@ -14,9 +14,9 @@ import functools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,6 +30,7 @@ from pytest_torchmem.record.torch_api.modules import (
 )
 from pytest_torchmem.values.errors import EstimateError
 
+_Key = TypeVar("_Key")
 _MAX_DEPTH = 4
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 # Whatever these hold of a program is not its data.
@@ -243,18 +244,21 @@ class Substitution:
         for module in root.modules():
             attributes = dict(module.__dict__)
             # Its parameters, buffers and children, and hooks of all kinds.
-            inside = [(kept, dict(kept)) for kept in dicts_of(module)]
-            self._undo.append(functools.partial(_restore_module, module, attributes, inside))
-            for owned in _owned_by(module):
+            self._remember(module.__dict__, *dicts_of(module))
+            own: list[dict[str, Any]] = [parameters_of(module), buffers_of(module)]
+            for owned in own:
                 owned.update({k: self.fake_of(t) for k, t in owned.items() if t is not None})
             for name, value in attributes.items():
                 if name not in OWN_ATTRIBUTES and _holds_tensors(value):
                     module.__dict__[name] = self.in_tree(value)
 
+    def _remember(self, *dicts: MutableMapping[str, Any]) -> None:
+        self._undo += [functools.partial(refill, kept, dict(kept)) for kept in dicts]
+
     def in_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         attributes = dict(optimizer.__dict__)
-        groups = [dict(group) for group in optimizer.param_groups]
-        self._undo.append(functools.partial(_restore_optimizer, optimizer, attributes, groups))
+        # The groups' own dicts are never changed here, but a program may set a learning rate.
+        self._remember(optimizer.__dict__, *optimizer.param_groups)
         # One that wraps another may have the same groups and the same state.
         for name, fake in (("param_groups", self._groups), ("state", self._state)):
             kept = getattr(optimizer, name)
@@ -359,30 +363,7 @@ def _holds_tensors(value: object) -> bool:
     return plain and any(isinstance(leaf, torch.Tensor) for leaf in fake_tensors.leaves(value))
 
 
-_Contents = tuple[MutableMapping[Any, Any], dict[Any, Any]]
-
-
-def _restore_module(
-    module: torch.nn.Module, attributes: dict[str, object], inside: Sequence[_Contents]
-) -> None:
-    module.__dict__.clear()
-    module.__dict__.update(attributes)
-    for kept, before in inside:
-        kept.clear()
-        kept.update(before)
-
-
-def _owned_by(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The module's own dicts of parameters and of buffers, where fakes take the place of both."""
-    return parameters_of(module), buffers_of(module)
-
-
-def _restore_optimizer(
-    optimizer: torch.optim.Optimizer, attributes: dict[str, object], groups: list[dict[str, object]]
-) -> None:
-    optimizer.__dict__.clear()
-    optimizer.__dict__.update(attributes)
-    # The groups' own dicts were never changed, but a program may have set a learning rate.
-    for group, before in zip(optimizer.param_groups, groups, strict=True):
-        group.clear()
-        group.update(before)
+def refill(kept: MutableMapping[_Key, Any], contents: Mapping[_Key, Any]) -> None:
+    """Give a mapping other contents, in their order."""
+    kept.clear()
+    kept.update(contents)

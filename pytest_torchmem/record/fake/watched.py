@@ -37,21 +37,11 @@ def _install(patches: Installed, recorder: FakeRunRecorder) -> None:
         return saved_state
 
     module, optimizer = "torch.nn.modules.module.", "torch.optim.optimizer."
-    patches.hook(f"{module}register_module_forward_pre_hook", lambda m, _: recorder.enter_module(m))
+    patches.hook(f"{module}register_module_forward_pre_hook", recorder.enter_module)
     # A recomputation that has all it needs leaves its modules by an exception.
-    patches.hook(
-        f"{module}register_module_forward_hook",
-        lambda m, _args, _output: recorder.leave_module(m),
-        always_call=True,
-    )
-    patches.hook(
-        f"{optimizer}register_optimizer_step_pre_hook",
-        lambda optimizer, _args, _kwargs: recorder.enter_optimizer(optimizer),
-    )
-    patches.hook(
-        f"{optimizer}register_optimizer_step_post_hook",
-        lambda optimizer, _args, _kwargs: recorder.leave_optimizer(optimizer),
-    )
+    patches.hook(f"{module}register_module_forward_hook", recorder.leave_module, always_call=True)
+    patches.hook(f"{optimizer}register_optimizer_step_pre_hook", recorder.enter_optimizer)
+    patches.hook(f"{optimizer}register_optimizer_step_post_hook", recorder.leave_optimizer)
     patches.replace("torch.get_rng_state", seeing)
     patches.replace(fake_tensors.RESIZE_STORAGE, recorder.resizing)
 

@@ -7,7 +7,7 @@ it is torch's own C++ that calls. Only the thread that estimates takes the other
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -34,7 +34,7 @@ def _put(name: str, composition: Composition) -> Callable[[], None]:
         threads = _BY_THREAD.setdefault(name, {})
         if not threads:
             operator = found(name)
-            _PUT_BACK[name] = dispatcher.implement(operator, partial(_called, operator))
+            _PUT_BACK[name] = dispatcher.implement(operator, partial(run, operator))
         threads[thread] = composition
 
     def take_out() -> None:
@@ -46,14 +46,8 @@ def _put(name: str, composition: Composition) -> Callable[[], None]:
     return take_out
 
 
-def run(
-    operator: dispatcher.Operator, args: Sequence[object], kwargs: Mapping[str, object]
-) -> object:
+def run(operator: dispatcher.Operator, /, *args: object, **kwargs: object) -> object:
     """Call the operators that this thread makes an operator of, or torch's own."""
     plain = dispatcher.composed(operator)
     composition = _BY_THREAD.get(f"torch.ops.{operator}", {}).get(threading.get_ident())
     return plain(*args, **kwargs) if composition is None else composition(plain, *args, **kwargs)
-
-
-def _called(operator: dispatcher.Operator, *args: object, **kwargs: object) -> object:
-    return run(operator, args, kwargs)
