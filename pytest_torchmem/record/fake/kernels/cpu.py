@@ -15,6 +15,7 @@ from pytest_torchmem.record.fake.kernels.operator_call import (
     blas_takes,
     broadcast_elements,
     copied_for_fft,
+    copied_in_the_layout_of,
     copied_unless_contiguous,
     elements,
     layout,
@@ -123,27 +124,18 @@ def _batch_norm(call: Call) -> int:
 def _batch_norm_backward(call: Call) -> int:
     """A first gradient is thrown away where both tensors have the same layout."""
     grad, x, wanted = call.args[0], call.args[1], call.args[9]
-    alike = any(all(t.is_contiguous(memory_format=f) for t in (grad, x)) for f in _LAYOUTS[x.dim()])
+    formats = (torch.contiguous_format, torch.channels_last)[: 1 + (x.dim() == 4)]
+    alike = any(all(t.is_contiguous(memory_format=f) for t in (grad, x)) for f in formats)
     return nbytes(x) if alike and wanted[0] else 0
-
-
-_LAYOUTS: Final = {
-    dims: (torch.contiguous_format, *((torch.channels_last,) if dims == 4 else ()))
-    for dims in range(1, 6)
-}
 
 
 def _group_norm(call: Call) -> int:
     by_channels = layout(call.args[0]) is torch.channels_last
-    return 2 * math.prod(map(int, call.args[0].shape[:2])) * WIDE_BYTES * by_channels
+    return 2 * WIDE_BYTES * _channels(call.args[0]) * by_channels
 
 
-def _group_norm_backward(call: Call) -> int:
-    return 2 * math.prod(map(int, call.args[1].shape[:2])) * WIDE_BYTES
-
-
-def _logsumexp(call: Call) -> int:
-    return nbytes(call.args[0]) + call.out_bytes
+def _channels(x: torch.Tensor) -> int:
+    return math.prod(map(int, x.shape[:2]))
 
 
 def _upsample(points: int) -> Callable[[Call], int]:
@@ -274,11 +266,6 @@ def _counted(call: Call) -> int:
     return 0 if call.argument("dim") in (None, []) else 9 * elements(call.args[0])
 
 
-def _in_its_own_layout(call: Call) -> int:
-    x = call.args[0]
-    return 0 if x.is_contiguous(memory_format=layout(x)) else nbytes(x)
-
-
 def _wide_indices(place: int) -> Callable[[Call], int]:
     """Indices of 32 bits are copied into 64."""
 
@@ -316,7 +303,7 @@ RULES: Final[Rules] = {
         copied_unless_contiguous(0),
     ),
     **of("tril triu", _triangle),
-    **of("pixel_shuffle pixel_unshuffle", _in_its_own_layout),
+    **of("pixel_shuffle pixel_unshuffle", copied_in_the_layout_of(0)),
     **of("median nanmedian", _median),
     **of("baddbmm bmm", _copied_of_a_batch),
     **of("huber_loss mse_loss smooth_l1_loss", _elements_once),
@@ -344,11 +331,11 @@ RULES: Final[Rules] = {
     "aten::binary_cross_entropy_with_logits": _with_logits,
     "aten::gelu_backward": _gelu_backward,
     "aten::im2col": _im2col,
-    "aten::logsumexp": _logsumexp,
+    "aten::logsumexp": lambda call: nbytes(call.args[0]) + call.out_bytes,
     "aten::native_batch_norm": _batch_norm,
     "aten::native_batch_norm_backward": _batch_norm_backward,
     "aten::native_group_norm": _group_norm,
-    "aten::native_group_norm_backward": _group_norm_backward,
+    "aten::native_group_norm_backward": lambda call: 2 * WIDE_BYTES * _channels(call.args[1]),
     "aten::native_layer_norm_backward": _layer_norm_backward,
     "aten::sort": _sort,
     "aten::upsample_bicubic2d": _upsample(4),

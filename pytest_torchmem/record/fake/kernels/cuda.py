@@ -29,11 +29,12 @@ from pytest_torchmem.record.fake.kernels.operator_call import (
     Processors,
     Rule,
     Rules,
-    blas_takes,
     bounds_by,
     broadcast_elements,
     contiguous_strides,
     copied_for_fft,
+    copied_in_the_layout_of,
+    copied_matrices,
     copied_unless_contiguous,
     elements,
     gathered_by_mask,
@@ -86,8 +87,7 @@ def _sum(call: Call) -> int:
     cast = wanted != x.dtype and not (wanted == torch.float32 and x.dtype in HALVES)
     read = Read.of(x, wanted if cast else None)
     copied = elements(x) * wanted.itemsize if cast else 0
-    kind = Reduction(_accumulated(wanted), wanted.itemsize)
-    return copied + partial_bytes(read, _dims(call), kind, call.processors)
+    return copied + _reduced(call, read, _added_up(wanted))
 
 
 def _cast(call: Call) -> int:
@@ -95,8 +95,12 @@ def _cast(call: Call) -> int:
     return elements(x) * wanted.itemsize if wanted != x.dtype else 0
 
 
-def _accumulated(dtype: torch.dtype) -> int:
-    return max(WIDE_BYTES, dtype.itemsize)
+def _added_up(dtype: torch.dtype) -> Reduction:
+    return Reduction(max(WIDE_BYTES, dtype.itemsize), dtype.itemsize)
+
+
+def _reduced(call: Call, read: Read, kind: Reduction) -> int:
+    return partial_bytes(read, _dims(call), kind, call.processors)
 
 
 def _extreme(count: int) -> Rule:
@@ -123,7 +127,7 @@ def _in_order(call: Call, kind: Reduction) -> int:
     """A reduction of all that there is reads it in order, if need be as a copy."""
     x = call.args[0]
     if _dims(call) or x.is_contiguous():
-        return partial_bytes(Read.of(x), _dims(call), kind, call.processors)
+        return _reduced(call, Read.of(x), kind)
     copy = Read((elements(x),), (1,), 0, x.element_size())
     return nbytes(x) + partial_bytes(copy, (), kind, call.processors)
 
@@ -132,29 +136,25 @@ def _moments(call: Call) -> int:
     """Mean, sum of squares and two counts."""
     x = call.args[0]
     item = x.element_size()
-    kind = Reduction(4 * max(WIDE_BYTES, item), item, unrolled=2)
-    return partial_bytes(Read.of(x), _dims(call), kind, call.processors)
+    return _reduced(call, Read.of(x), Reduction(4 * max(WIDE_BYTES, item), item, unrolled=2))
 
 
 def _logic(call: Call) -> int:
-    return partial_bytes(Read.of(call.args[0]), _dims(call), Reduction(1, 1), call.processors)
+    return _reduced(call, Read.of(call.args[0]), Reduction(1, 1))
 
 
 def _counted(call: Call) -> int:
     """The kernel marks what is not zero, casts the marks to whole numbers, and adds them up."""
     x = call.args[0]
     marked = 0 if x.dtype == torch.bool else elements(x)
-    read = Read.of(x, torch.int64)
-    kind = Reduction(_INDEX_BYTES, _INDEX_BYTES)
-    summed = partial_bytes(read, _dims(call), kind, call.processors)
+    summed = _reduced(call, Read.of(x, torch.int64), _added_up(torch.int64))
     return marked + elements(x) * _INDEX_BYTES + summed
 
 
 def _logsumexp(call: Call) -> int:
     """The exponents of all, the largest of each row, and the sum."""
     x = call.args[0]
-    kind = Reduction(_accumulated(x.dtype), x.element_size())
-    summed = partial_bytes(Read.of(x, x.dtype), _dims(call), kind, call.processors)
+    summed = _reduced(call, Read.of(x, x.dtype), _added_up(x.dtype))
     return nbytes(x) + nbytes(call.outputs[0]) + summed
 
 
@@ -181,24 +181,12 @@ def _convolution_backward(call: Call) -> int:
     grad, x, weight = call.args[:3]
     summed = 0
     if call.argument("output_mask")[2]:
-        kind = Reduction(_accumulated(grad.dtype), grad.element_size())
         dims = [0, *range(2, grad.dim())]
-        summed = partial_bytes(Read.of(grad), dims, kind, call.processors)
+        summed = partial_bytes(Read.of(grad), dims, _added_up(grad.dtype), call.processors)
     wanted = _layout_of_cudnn([x, weight])
     # The copy of the weight is gone before its gradient comes, which is by channels too.
     of_weight = 2 * _copied_to(wanted, [weight]) * bool(call.argument("transposed"))
     return max(_copied_to(wanted, [grad, x]) + of_weight, summed)
-
-
-def _copied_in_the_layout_of(place: int) -> Rule:
-    """A pooling works in the layout of its input, and copies a gradient of another one."""
-
-    def rule(call: Call) -> int:
-        grad = call.args[0]
-        fits = grad.is_contiguous(memory_format=layout(call.args[place]))
-        return 0 if fits else nbytes(grad)
-
-    return rule
 
 
 def _pooled_to_a_size(call: Call) -> int:
@@ -230,15 +218,6 @@ def _transformed_from_real(call: Call) -> int:
     return copied_for_fft(call) if is_dense(x) else nbytes(x)
 
 
-def _copied_batches(*places: int) -> Rule:
-    """cuBLAS needs a whole batch of matrices as rows or columns."""
-
-    def rule(call: Call) -> int:
-        return sum(nbytes(call.args[p]) for p in places if not blas_takes(call.args[p]))
-
-    return rule
-
-
 def _copied_columns(call: Call) -> int:
     x = call.args[0]
     return nbytes(x) * (1 if x.is_contiguous() else 2)
@@ -246,10 +225,9 @@ def _copied_columns(call: Call) -> int:
 
 def _loss(call: Call) -> int:
     """The loss of each element, and the partial results of its sum."""
+    beside = _is_reduced(call) and call.name not in _IN_THE_RESULT
     size = broadcast_elements(call) * int(call.outputs[0].element_size())
-    if call.name in _IN_THE_RESULT:
-        size = 0
-    return (size if _is_reduced(call) else 0) + _of_losses(call)
+    return size * beside + _of_losses(call)
 
 
 def _is_reduced(call: Call) -> bool:
@@ -262,10 +240,9 @@ _IN_THE_RESULT: Final = ("aten::binary_cross_entropy", "aten::soft_margin_loss")
 def _of_losses(call: Call) -> int:
     if not _is_reduced(call):
         return 0
-    out = call.outputs[0]
-    kind = Reduction(_accumulated(out.dtype), out.element_size())
-    losses = Read((broadcast_elements(call),), (1,), 0, int(out.element_size()))
-    return partial_bytes(losses, (), kind, call.processors)
+    dtype = call.outputs[0].dtype
+    losses = Read((broadcast_elements(call),), (1,), 0, dtype.itemsize)
+    return partial_bytes(losses, (), _added_up(dtype), call.processors)
 
 
 def _with_logits(call: Call) -> int:
@@ -379,8 +356,7 @@ _RULES: Final[Rules] = {
     **of("var std var_mean std_mean", _moments),
     **of("any all", _logic),
     "aten::count_nonzero": _counted,
-    "aten::cumsum": _cast,
-    "aten::cumprod": _cast,
+    **of("cumsum cumprod", _cast),
     "aten::logsumexp": _logsumexp,
     **of("mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss", _loss),
     "aten::binary_cross_entropy_with_logits": _with_logits,
@@ -398,10 +374,11 @@ _RULES: Final[Rules] = {
     "aten::native_group_norm": _group_norm,
     "aten::native_group_norm_backward": _group_norm_backward,
     "aten::_adaptive_avg_pool2d_backward": _pooled_to_a_size,
-    "aten::avg_pool2d_backward": _copied_in_the_layout_of(1),
-    "aten::max_pool2d_with_indices_backward": _copied_in_the_layout_of(1),
-    "aten::bmm": _copied_batches(0, 1),
-    "aten::baddbmm": _copied_batches(1, 2),
+    # A pooling works in the layout of its input.
+    **of("avg_pool2d_backward max_pool2d_with_indices_backward", copied_in_the_layout_of(1)),
+    # cuBLAS needs a whole batch of matrices as rows or columns.
+    "aten::bmm": lambda call: copied_matrices(call.args[:2]),
+    "aten::baddbmm": lambda call: copied_matrices(call.args[1:3]),
     "aten::im2col": _copied_columns,
     "aten::_fft_c2c": copied_for_fft,
     "aten::_fft_c2r": _transformed_to_real,
@@ -410,7 +387,6 @@ _RULES: Final[Rules] = {
     "aten::topk": sorting.largest_values,
     **of("adaptive_max_pool2d adaptive_max_pool2d_backward", _pooled_by_largest),
     # Read in the layout that they have, unless that has gaps.
-    "aten::upsample_bilinear2d_backward": _copied_in_the_layout_of(0),
-    "aten::upsample_nearest2d_backward": _copied_in_the_layout_of(0),
+    **of("upsample_bilinear2d_backward upsample_nearest2d_backward", copied_in_the_layout_of(0)),
     "aten::reflection_pad2d": copied_unless_contiguous(0),
 }

@@ -7,7 +7,7 @@ memory for the backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, Final, Protocol
@@ -123,59 +123,50 @@ def _attention(
 ) -> object:
     """See ``sdp_utils.cpp``: flash attention if it can, memory-efficient attention if that can."""
     sixteen_bits = query.dtype in HALVES
-    whole = all(t.dim() == 4 and t.stride(-1) == 1 for t in (query, key, value))
+    given = query, key, value
+    whole = all(t.dim() == 4 and t.stride(-1) == 1 for t in given)
     whole = whole and (attn_mask is None or attn_mask.stride(-1) == 1)
     alike = query.shape[-1] == key.shape[-1] == value.shape[-1]
     switches: Any = torch.backends.cuda
     flash = switches.flash_sdp_enabled() and attn_mask is None and sixteen_bits
     if whole and alike and flash and query.shape[-1] <= _WIDEST_FLASH_HEAD:
         # Grouped heads are read as they are.
-        return _flash(query, key, value, dropout_p, is_causal, scale)
+        return _flash(given, dropout_p, is_causal, scale)
     if sixteen_bits and switches.cudnn_sdp_enabled():
         notes.add(_WITHOUT_CUDNN)
     efficient = switches.mem_efficient_sdp_enabled() and not enable_gqa
     aligned = query.shape[-1] % (8 if sixteen_bits else 4) == 0
     if whole and efficient and aligned and (sixteen_bits or query.dtype == torch.float32):
-        return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        return _efficient(given, attn_mask, dropout_p, is_causal, scale)
     how = {"scale": scale, "enable_gqa": enable_gqa}
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        return plain(query, key, value, attn_mask, dropout_p, is_causal, **how)
+        return plain(*given, attn_mask, dropout_p, is_causal, **how)
 
 
 def _flash(
-    query: _Tensor,
-    key: _Tensor,
-    value: _Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
+    given: Sequence[_Tensor], dropout_p: float, is_causal: bool, scale: float | None
 ) -> object:
-    width = query.shape[-1]
+    width = given[0].shape[-1]
     scale = width**-0.5 if scale is None else scale
     missing = -width % 8
     if missing:
-        query, key, value = (torch.nn.functional.pad(t, [0, missing]) for t in (query, key, value))
-    out = fake_tensors.FLASH_ATTENTION(query, key, value, dropout_p, is_causal, False, scale=scale)[
-        0
-    ]
+        given = [torch.nn.functional.pad(t, [0, missing]) for t in given]
+    out = fake_tensors.FLASH_ATTENTION(*given, dropout_p, is_causal, False, scale=scale)[0]
     return out[..., :width] if missing else out
 
 
 def _efficient(
-    query: _Tensor,
-    key: _Tensor,
-    value: _Tensor,
+    given: Sequence[_Tensor],
     mask: _Optional,
     dropout_p: float,
     is_causal: bool,
     scale: float | None,
 ) -> object:
-    wanted = [t.requires_grad for t in (query, key, value)]
-    keeps_sums = torch.is_grad_enabled() and any(wanted)
+    keeps_sums = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     if mask is not None:
-        mask = _bias_of(mask, query, key)
+        mask = _bias_of(mask, *given[:2])
     return fake_tensors.EFFICIENT_ATTENTION(
-        query, key, value, mask, keeps_sums, dropout_p, is_causal, scale=scale
+        *given, mask, keeps_sums, dropout_p, is_causal, scale=scale
     )[0]
 
 
@@ -271,15 +262,10 @@ def _recurrent(
     # The library's buffer has room for biases; weights without any are copied into one.
     gates = weights[0].shape[0]
     room = 0 if has_biases else sum(w.shape[0] for w in weights if w.shape[0] == gates)
-    layer = partial(
-        _cudnn_layers,
-        mode=mode,
-        stride=4 if has_biases else 2,
-        layers=layers,
-        dropout=dropout,
-        train=train,
-        both_ways=both_ways,
-    )
+    width, hidden = states[0].shape[2], states[-1].shape[2]
+    projected = width if width != hidden else 0
+    sizes = (mode, hidden, projected, layers, False, dropout, train, both_ways)
+    layer = partial(_cudnn_layers, 4 if has_biases else 2, sizes)
     made: tuple[_Tensor, ...] = _CudnnRnn.apply(  # type: ignore[no-untyped-call]
         layer, batch_first, room, len(states), input, *states, *weights
     )
@@ -287,23 +273,15 @@ def _recurrent(
 
 
 def _cudnn_layers(
-    x: _Tensor,
-    states: tuple[_Tensor, ...],
-    weights: tuple[_Tensor, ...],
-    flat: _Tensor,
-    *,
-    mode: int,
     stride: int,
-    layers: int,
-    dropout: float,
-    train: bool,
-    both_ways: bool,
+    sizes: tuple[object, ...],
+    x: _Tensor,
+    states: Sequence[_Tensor],
+    weights: Sequence[_Tensor],
+    flat: _Tensor,
 ) -> tuple[_Tensor, ...]:
     """Call the library on a sequence, time first; return the result and the last states."""
-    width, hidden = states[0].shape[2], states[-1].shape[2]
-    projected = width if width != hidden else 0
     cell = states[1] if len(states) > 1 else None
-    sizes = (mode, hidden, projected, layers, False, dropout, train, both_ways)
     given = (x, list(weights), stride, flat, states[0], cell)
     found = fake_tensors.CUDNN_RNN(*given, *sizes, [], None)
     return tuple(found[: 1 + len(states)])

@@ -126,6 +126,16 @@ def copied_unless_contiguous(*positions: int) -> Callable[[Call], int]:
     return rule
 
 
+def copied_in_the_layout_of(place: int) -> Callable[[Call], int]:
+    """The operator works in the layout of an argument, and copies its first one of another."""
+
+    def rule(call: Call) -> int:
+        fits = call.args[0].is_contiguous(memory_format=layout(call.args[place]))
+        return 0 if fits else nbytes(call.args[0])
+
+    return rule
+
+
 def copied_matrices(operands: Sequence[torch.Tensor]) -> int:
     return sum(nbytes(m) for m in operands if not blas_takes(m))
 
