@@ -52,7 +52,16 @@ class Estimate(Result, GpuQuestions):
 
     def picture(self) -> Picture:
         """The timeline, sampled, with the origins that held most."""
-        return _sketch(settle_categories(self.run))
+        run = settle_categories(self.run)
+        lives = StorageLives(
+            begins=run.lifetimes.first,
+            ends=run.lifetimes.end,
+            sizes=np.array([s.size_bytes for s in run.graph.storages], np.int64),
+            groups=tuple(by_origin(run, storages_here(run))),
+        )
+        calls = Counter(node.operator for node in run.graph.operators)
+        picture = sketch_timeline(build_estimated_timeline(run))
+        return with_holders(picture, lives, calls, (), lambda place: ())
 
     def explain(
         self, category: Category | str | None = None, module: str = "", at: int | str | None = None
@@ -95,15 +104,3 @@ def requests_of_run(run: StaticRun) -> Requests:
     events = allocation_events(run)
     events = events[events[:, 1] != 0]
     return Requests.from_columns(events[:, 1] > 0, np.abs(events[:, 1]), events[:, 0])
-
-
-def _sketch(run: StaticRun) -> Picture:
-    lives = StorageLives(
-        begins=run.lifetimes.first,
-        ends=run.lifetimes.end,
-        sizes=np.array([s.size_bytes for s in run.graph.storages], np.int64),
-        groups=tuple(by_origin(run, storages_here(run))),
-    )
-    calls = Counter(node.operator for node in run.graph.operators)
-    picture = sketch_timeline(build_estimated_timeline(run))
-    return with_holders(picture, lives, calls, (), lambda place: ())

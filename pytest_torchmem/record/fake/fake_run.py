@@ -270,8 +270,6 @@ def _fake_mode_of(tensors: Sequence[torch.Tensor]) -> fake_tensors.FakeTensorMod
 
 
 def _on_device(graph: StaticGraph, runs_on: torch.device, shown: torch.device) -> StaticGraph:
-    if runs_on == shown:
-        return graph
     named = (
         replace(s, device=str(shown)) if s.device == str(runs_on) else s for s in graph.storages
     )

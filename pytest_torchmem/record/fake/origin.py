@@ -17,13 +17,14 @@ from pytest_torchmem.values.contributors import Source
 
 _FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _OURS: Final = str(Path(__file__).parents[2])
-_CHECKPOINT: Final = str(Path(torch.__file__).parent / "utils" / "checkpoint.py")
-_ENGINE: Final = str(Path(torch.__file__).parent / "autograd" / "graph.py")
-_BACKWARD_CALL: Final = str(Path(torch.__file__).parent / "autograd" / "__init__.py")
-_DISTRIBUTION: Final = str(Path(torch.__file__).parent / "distributions" / "distribution.py")
+_TORCH: Final = Path(torch.__file__).parent
+_CHECKPOINT: Final = str(_TORCH / "utils" / "checkpoint.py")
+_ENGINE: Final = str(_TORCH / "autograd" / "graph.py")
+_BACKWARD_CALL: Final = str(_TORCH / "autograd" / "__init__.py")
+_DISTRIBUTION: Final = str(_TORCH / "distributions" / "distribution.py")
 # What may stand between an operator's caller and a dispatch mode.
 _DISPATCH: Final = frozenset(
-    str(Path(torch.__file__).parent / name)
+    str(_TORCH / name)
     for name in ("_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py")
 )
 _NOT_THE_USERS: Final = tuple(
@@ -31,7 +32,7 @@ _NOT_THE_USERS: Final = tuple(
         sysconfig.get_path("stdlib"),
         sysconfig.get_path("purelib"),
         sysconfig.get_path("platlib"),
-        str(Path(torch.__file__).parent),
+        str(_TORCH),
         _OURS,
     }
 )

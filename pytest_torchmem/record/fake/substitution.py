@@ -286,7 +286,8 @@ class Substitution:
         Otherwise gradients would be left at the real ones, where no optimizer looks.
         """
         for value, put in _slots(holder):
-            leaves = fake_tensors.leaves(value)
+            direct = isinstance(value, torch.Tensor) or type(value) is tuple
+            leaves = fake_tensors.leaves(value) if direct else []
             if not any(_gets_gradients(leaf) or id(leaf) in updated for leaf in leaves):
                 continue
             # What has no fake counterpart is refused where the program uses it.
@@ -314,18 +315,13 @@ class Substitution:
         self._shared.clear()
 
 
-_Slot = tuple[object, Callable[[object], None]]
-
-
-def _slots(holder: object) -> Iterator[_Slot]:
-    """Yield each tensor, or tuple, that a holder has, with a function that replaces it."""
+def _slots(holder: object) -> Iterator[tuple[object, Callable[[object], None]]]:
+    """Yield each value that a holder has, with a function that replaces it."""
     if isinstance(holder, types.FunctionType):
         for cell in holder.__closure__ or ():
             with contextlib.suppress(ValueError):
-                yield from _slot(
-                    cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
-                )
-        yield from _slot(holder.__defaults__, functools.partial(setattr, holder, "__defaults__"))
+                yield cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
+        yield holder.__defaults__, functools.partial(setattr, holder, "__defaults__")
         inside: Any = {name: holder.__globals__[name] for name in global_names(holder)}
         owner: Any = holder.__globals__
     elif isinstance(holder, list):
@@ -338,12 +334,7 @@ def _slots(holder: object) -> Iterator[_Slot]:
         owner = getattr(holder, "__dict__", {})
         inside = dict(owner)
     for key, value in inside.items():
-        yield from _slot(value, functools.partial(operator.setitem, owner, key))
-
-
-def _slot(value: object, put: Callable[[object], None]) -> Iterator[_Slot]:
-    if isinstance(value, torch.Tensor) or type(value) is tuple:
-        yield value, put
+        yield value, functools.partial(operator.setitem, owner, key)
 
 
 def _put_again(put: Callable[[object], None], value: object) -> None:

@@ -52,7 +52,8 @@ _INDEX_BYTES: Final = 8
 
 def cuda_bounds(call: Call) -> Bounds:
     """Return what a call takes for itself at least and at most, on the GPU here or on any."""
-    gpus = _gpus()
+    here = fake_tensors.processors_here()
+    gpus = (Processors(*here),) if here is not None else EXTREMES
     least, most = zip(*(bounds_by(_RULES, replace(call, processors=p)) for p in gpus), strict=True)
     return 0 if call.name in _UNLESS_CUDNN and len(gpus) > 1 else min(least), max(most)
 
@@ -62,11 +63,6 @@ _UNLESS_CUDNN: Final = (
     "aten::_scaled_dot_product_flash_attention",
     "aten::_scaled_dot_product_flash_attention_backward",
 )
-
-
-def _gpus() -> Sequence[Processors]:
-    here = fake_tensors.processors_here()
-    return (Processors(*here),) if here is not None else EXTREMES
 
 
 # Reductions.

@@ -35,18 +35,13 @@ class _Context(Protocol):
 
     needs_input_grad: tuple[bool, ...]
     saved_tensors: tuple[_Tensor, ...]
-
-    def save_for_backward(self, *tensors: _Optional) -> None: ...
-
-
-class _CellContext(_Context, Protocol):
+    # Of a cell, and of layers.
     has_biases: bool
-
-
-class _RecurrentContext(_Context, Protocol):
     batch_first: bool
     state_count: int
     room: int
+
+    def save_for_backward(self, *tensors: _Optional) -> None: ...
 
 
 def take_cudas_operators(patches: Installed, notes: set[str]) -> None:
@@ -216,7 +211,7 @@ class _FusedGru(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _CellContext,
+        ctx: _Context,
         inner: _Tensor,
         outer: _Tensor,
         hx: _Tensor,
@@ -231,7 +226,7 @@ class _FusedGru(torch.autograd.Function):
         return made
 
     @staticmethod
-    def backward(ctx: _CellContext, grad: _Tensor) -> object:
+    def backward(ctx: _Context, grad: _Tensor) -> object:
         kept, *_ = ctx.saved_tensors
         rows, width = kept.shape[0], kept.shape[1] // 5 * 3
         of_inner, of_outer = kept.new_empty(rows, width), kept.new_empty(rows, width)
@@ -295,7 +290,7 @@ class _CudnnRnn(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _RecurrentContext,
+        ctx: _Context,
         layer: Callable[..., tuple[_Tensor, ...]],
         batch_first: bool,
         room: int,
@@ -312,7 +307,7 @@ class _CudnnRnn(torch.autograd.Function):
         return made, *last
 
     @staticmethod
-    def backward(ctx: _RecurrentContext, grad: _Tensor, *of_last: _Tensor) -> object:
+    def backward(ctx: _Context, grad: _Tensor, *of_last: _Tensor) -> object:
         input, _, _, *given = ctx.saved_tensors
         states, weights = given[: ctx.state_count], given[ctx.state_count :]
         x = _time_first(input, ctx.batch_first).contiguous()

@@ -93,11 +93,8 @@ _EVERYWHERE: Final[Rules] = {
     "aten::mm": lambda call: copied_matrices(call.args[:2]),
     "aten::addmm": lambda call: copied_matrices(call.args[1:3]),
     # Each calls ``.contiguous()`` on these arguments in ``aten/src/ATen/native``.
-    "aten::_softmax": copied_unless_contiguous(0),
-    "aten::_log_softmax": copied_unless_contiguous(0),
-    "aten::_log_softmax_backward_data": copied_unless_contiguous(0, 1),
-    "aten::native_layer_norm_backward": copied_unless_contiguous(0, 1),
-    "aten::embedding_dense_backward": copied_unless_contiguous(0),
+    **of("_softmax _log_softmax embedding_dense_backward", copied_unless_contiguous(0)),
+    **of("_log_softmax_backward_data native_layer_norm_backward", copied_unless_contiguous(0, 1)),
     # Gradients that are read as if they were contiguous.
     **of(
         "_adaptive_avg_pool3d_backward _upsample_bicubic2d_aa_backward "
