@@ -352,21 +352,19 @@ def _name_owners(
     names: dict[int, str],
 ) -> None:
     """Say what the tensors from before the run are for; the last word about each stands."""
-    parameters = found.parameters
-    inputs = fake_tensors.tensors_in(given)
-    owners: list[tuple[Category, Sequence[torch.Tensor]]] = [(Category.INPUT, inputs)]
-    if not parameters:
-        # Training on plain tensors: the leaves that get gradients are the parameters.
-        owners.append((Category.PARAMETER, [t for t in inputs if t.requires_grad]))
+    parameters, inputs = found.parameters, fake_tensors.tensors_in(given)
     known = [*found.optimizers.values(), *([optimizer] if optimizer is not None else [])]
-    states = [list(k.state.values()) for k in known]
-    owners.append((Category.OPTIMIZER_STATE, fake_tensors.tensors_in(states)))
-    owners.append((Category.PARAMETER, found.updated))
-    modules = [module for _, module in found.modules.values()]
-    owners.append((Category.BUFFER, [b for m in modules for b in m.buffers()]))
     trained = [*parameters, *(t for t in inputs if t.is_leaf)]
-    owners.append((Category.GRADIENT, [p.grad for p in trained if p.grad is not None]))
-    owners.append((Category.PARAMETER, parameters))
+    owners: list[tuple[Category, object]] = [
+        (Category.INPUT, inputs),
+        # Training on plain tensors: the leaves that get gradients are the parameters.
+        (Category.PARAMETER, [] if parameters else [t for t in inputs if t.requires_grad]),
+        (Category.OPTIMIZER_STATE, [list(k.state.values()) for k in known]),
+        (Category.PARAMETER, found.updated),
+        (Category.BUFFER, [list(module.buffers()) for _, module in found.modules.values()]),
+        (Category.GRADIENT, [p.grad for p in trained if p.grad is not None]),
+        (Category.PARAMETER, parameters),
+    ]
     for category, tensors in owners:
         for tensor in fake_tensors.tensors_in(tensors):
             recorder.given.own(tensor, category, names.get(id(tensor), ""))

@@ -83,17 +83,9 @@ def find_reachable(*roots: object) -> Reachable:
         else:
             found.holders.append(value)
             waiting += [(key, inner, depth + 1) for key, inner in refers_to(value)]
-    return _without_children(found)
-
-
-def _without_children(found: Reachable) -> Reachable:
-    """Drop modules that are part of another one: they have a better name there."""
-    children = {
-        id(child)
-        for _, module in found.modules.values()
-        for child in module.modules()
-        if child is not module
-    }
+    # A module that is part of another one has a better name there.
+    inside_others = (c for _, m in found.modules.values() for c in m.modules() if c is not m)
+    children = set(map(id, inside_others))
     found.modules = {key: m for key, m in found.modules.items() if key not in children}
     return found
 

@@ -70,9 +70,7 @@ _UNLESS_CUDNN: Final = (
 
 def _dims(call: Call) -> list[int]:
     dim = call.argument("dim")
-    if dim is None:
-        return []
-    return [dim] if isinstance(dim, int) else list(dim)
+    return [dim] if isinstance(dim, int) else list(dim or ())
 
 
 def _sum(call: Call) -> int:
@@ -292,8 +290,9 @@ _ROWS: Final = 2
 
 def _solved(matrix: torch.Tensor, wanted: torch.Tensor) -> Bounds:
     """The right side with its rows exchanged, and the order of rows; few columns need less."""
-    order, size = _order_of_rows(matrix), int(matrix.shape[-1])
-    taken = nbytes(wanted) + order
+    size = int(matrix.shape[-1])
+    rows = elements(matrix) // max(1, size)
+    taken = nbytes(wanted) + _INDEX_BYTES * (size + 2 * rows)
     whole = size > _SMALL_MATRIX and wanted.shape[-2:] == matrix.shape[-2:]
     batches = elements(matrix) // max(1, size * size)
     return (taken if whole else 0), taken + _POINTERS_BYTES * batches
@@ -301,11 +300,6 @@ def _solved(matrix: torch.Tensor, wanted: torch.Tensor) -> Bounds:
 
 # A kernel for many small matrices wants to know where each of both sides is.
 _POINTERS_BYTES: Final = 16
-
-
-def _order_of_rows(matrix: torch.Tensor) -> int:
-    rows, size = elements(matrix) // max(1, int(matrix.shape[-1])), int(matrix.shape[-1])
-    return _INDEX_BYTES * (size + 2 * rows)
 
 
 _SMALL_MATRIX: Final = 32

@@ -104,9 +104,9 @@ def partial_bytes(read: Read, dims: Iterable[int], kind: Reduction, processors: 
 
 def _of_parts(axes: list[_Axis], read: Read, kind: Reduction, processors: Processors) -> int:
     """Reduce in halves what cannot be counted in 32 bits, one after the other."""
-    largest = max(axes, key=lambda a: (a.size - 1) * a.step, default=None)
-    if largest is None or _counted_in_32_bits(axes):
-        return _Launch(axes, read, kind).taken_bytes(processors)
+    if _counted_in_32_bits(axes):
+        return _taken_bytes(axes, read, kind, processors)
+    largest = max(axes, key=lambda a: (a.size - 1) * a.step)
     halved = [_Axis(-(-a.size // 2), a.step, a.out_step) if a is largest else a for a in axes]
     return _of_parts(halved, read, kind, processors)
 
@@ -178,56 +178,42 @@ def _joined(axes: list[_Axis]) -> list[_Axis]:
 # The split.
 
 
-class _Launch:
-    """Blocks and threads of one launch, and how it splits what it reads over them."""
+def _taken_bytes(axes: Sequence[_Axis], read: Read, kind: Reduction, processors: Processors) -> int:
+    """Return the partial results and counters of a launch; 0 if no output is split over blocks."""
+    outer = [a for a in axes if not a.reduced]
+    inner = [a for a in axes if a.reduced]
+    outputs, inputs = (math.prod(a.size for a in some) for some in (outer, inner))
+    reduces_fastest = not outer or bool(inner and inner[0].step < outer[0].step)
+    vector = 1
+    wide, high = (inputs, outputs) if reduces_fastest else (outputs, inputs)
+    fastest = (inner or outer)[0] if reduces_fastest else outer[0]
+    if fastest.step == read.item_bytes:
+        if not reduces_fastest:
+            vector = _vector_of_outputs(axes, read)
+            wide //= vector
+        elif wide >= _WORTH_A_VECTOR and len(inner) == 1:
+            wide //= kind.unrolled
+    width, height = _block(wide, high, (256 if read.item_bytes == _WIDEST else 512) // vector)
+    read_at_once, made_at_once = (width, 1) if reduces_fastest else (1, width)
+    if -(-inputs // read_at_once) < min(height * _FEWEST_VALUES, _MOST_VALUES):
+        return 0
+    values = -(-inputs // (read_at_once * height))
+    grid = -(-(outputs // vector) // made_at_once)
+    wanted = processors.count * (processors.threads // (width * height))
+    if values < _MOST_VALUES or grid > wanted:
+        return 0
+    blocks = max(min(-(-wanted // grid), -(-values // _FEWEST_VALUES)), -(-values // _MOST_VALUES))
+    if blocks == 1:
+        return 0
+    of_a_block = 1 if reduces_fastest else width * vector
+    return kind.partial_bytes * outputs * blocks * of_a_block + _COUNTER_BYTES * grid
 
-    def __init__(self, axes: Sequence[_Axis], read: Read, kind: Reduction) -> None:
-        self._kind = kind
-        outer = [a for a in axes if not a.reduced]
-        inner = [a for a in axes if a.reduced]
-        self._outputs = math.prod(a.size for a in outer)
-        self._inputs = math.prod(a.size for a in inner)
-        self._reduces_fastest = not outer or bool(inner and inner[0].step < outer[0].step)
-        self._vector = 1
-        along = (self._inputs, self._outputs)
-        wide, high = along if self._reduces_fastest else along[::-1]
-        fastest = (inner or outer)[0] if self._reduces_fastest else outer[0]
-        if axes and fastest.step == read.item_bytes:
-            if not self._reduces_fastest:
-                self._vector = _vector_of_outputs(axes, read)
-                wide //= self._vector
-            elif wide >= _WORTH_A_VECTOR and len(inner) == 1:
-                wide //= kind.unrolled
-        self._set_block(read, wide, high)
 
-    def _set_block(self, read: Read, wide: int, high: int) -> None:
-        most = (256 if read.item_bytes == _WIDEST else 512) // self._vector
-        wide, high = (min(power_below(n), most) for n in (wide, high))
-        width = min(wide, _WARP)
-        self._height = min(high, most // width)
-        self._width = min(wide, most // self._height)
-
-    def taken_bytes(self, processors: Processors) -> int:
-        """Return the bytes of partial results and counters; 0 if no output is split over blocks."""
-        read_at_once = self._width if self._reduces_fastest else 1
-        made_at_once = 1 if self._reduces_fastest else self._width
-        values = -(-self._inputs // read_at_once)
-        if values < min(self._height * _FEWEST_VALUES, _MOST_VALUES):
-            return 0
-        values = -(-self._inputs // (read_at_once * self._height))
-        grid = -(-(self._outputs // self._vector) // made_at_once)
-        wanted = processors.count * (processors.threads // (self._width * self._height))
-        if values < _MOST_VALUES or grid > wanted:
-            return 0
-        blocks = max(
-            min(-(-wanted // grid), -(-values // _FEWEST_VALUES)), -(-values // _MOST_VALUES)
-        )
-        if blocks == 1:
-            return 0
-        partial = self._kind.partial_bytes * self._outputs * blocks
-        if not self._reduces_fastest:
-            partial *= self._width * self._vector
-        return partial + _COUNTER_BYTES * grid
+def _block(wide: int, high: int, most: int) -> tuple[int, int]:
+    """Return the width and the height of a block of threads."""
+    wide, high = (min(power_below(n), most) for n in (wide, high))
+    height = min(high, most // min(wide, _WARP))
+    return min(wide, most // height), height
 
 
 def _vector_of_outputs(axes: Sequence[_Axis], read: Read) -> int:

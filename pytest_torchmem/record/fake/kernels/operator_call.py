@@ -188,9 +188,8 @@ def powers_of_matrix(call: Call) -> Bounds:
         return 0, 0
     matrices = elements(x) // (size * size)
     norms = _NORMS_BYTES * (matrices + 1)
-    if matrices == 1:
-        return 4 * nbytes(x), 12 * nbytes(x) + norms
-    return 10 * nbytes(x), 10 * nbytes(x) + norms
+    least, most = (4, 12) if matrices == 1 else (10, 10)
+    return least * nbytes(x), most * nbytes(x) + norms
 
 
 _NORMS_BYTES: Final = 64
