@@ -157,9 +157,11 @@ class Measure(MeasuredNumbers):
 
     def _judge(self) -> None:
         # A decorator loads no torch.
-        from pytest_torchmem.record.environment import allocator_settings
+        from pytest_torchmem.record.environment import allocator_settings, device_names
 
-        if limits := self._limits():
+        by_device = any(isinstance(size, Mapping) for size in self._asked.limits.values())
+        names = device_names(self.result.device) if by_device else ()
+        if limits := limits_on(OWNER, self._asked.limits, names):
             sizes = dict.fromkeys(limits, 0)
             self._result = with_counters(self.result, sizes, self, allocator_settings())
         if self._results is not None:
@@ -172,14 +174,6 @@ class Measure(MeasuredNumbers):
             first = verdict.findings[0]
             sentence = verdict.where + first.sentence
             raise LimitError(sentence, sentences([verdict]), first.kind.value)
-
-    def _limits(self) -> dict[str, Size]:
-        """Return the limits of the device that was measured."""
-        from pytest_torchmem.record.environment import device_names
-
-        by_device = any(isinstance(size, Mapping) for size in self._asked.limits.values())
-        names = device_names(self.result.device) if by_device else ()
-        return limits_on(OWNER, self._asked.limits, names)
 
     def _new_measurement(self) -> BodyMeasurement:
         return BodyMeasurement(self._asked.device or None)
@@ -292,10 +286,7 @@ class Measure(MeasuredNumbers):
         _require_function(function)
         name = self.name or function.__qualname__.rpartition("<locals>.")[2]
         results = Results()
-
-        def block() -> Measure:
-            return Measure(name, self._asked, results)
-
+        block = functools.partial(Measure, name, self._asked, results)
         decorated: Any = _around(function, block, self._asked.warmup)
         decorated.results = results
         measured: Measured[P, R] = decorated

@@ -95,12 +95,9 @@ class Region(MeasuredNumbers):
         self._steps_of = steps_of
         self._measurement = measurement
         self._begin = begin
-        self._end: int | None = None
+        self.end: int | None = None
         self._result: Result | None = None
         self._noted = _NOTHING_NOTED
-
-    def close(self, end: int) -> None:
-        self._end = end
 
     def note_holders(self) -> None:
         """Note how local variables lead to what is alive now; at the end they may be gone."""
@@ -135,11 +132,11 @@ class Region(MeasuredNumbers):
         return sketch(self._profile())
 
     def _profile(self) -> MemoryProfile:
-        if self._end is None:
+        if self.end is None:
             raise RecordingError(
                 f"the region {self.name!r} is still open; read its numbers after the with block"
             )
-        return self._measurement.profile_so_far().region(self._begin, self._end, self._steps_of)
+        return self._measurement.profile_so_far().region(self._begin, self.end, self._steps_of)
 
 
 def _on_standard_error(text: str) -> None:
@@ -214,7 +211,7 @@ class BodyMeasurement(GpuQuestions):
         with gc_paused():
             end = recorder.mark(MarkKind.REGION_END, region.name)
             recorder.sample_graphs(end)
-            region.close(end)
+            region.end = end
 
     def new_loop(self, steps_of: str = "") -> str:
         """Return what to call the steps of one more loop of the body, or of a region."""

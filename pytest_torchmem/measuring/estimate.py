@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from pytest_torchmem.analysis.estimated.estimated_result import Estimate
 from pytest_torchmem.analysis.estimated.static import (
@@ -40,13 +39,6 @@ __all__ = ["estimate", "estimate_graph", "estimate_pair"]
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
-
-# A call of these runs nothing yet.
-_RUN_LATER: Final = (
-    inspect.iscoroutinefunction,
-    inspect.isgeneratorfunction,
-    inspect.isasyncgenfunction,
-)
 
 
 def estimate(
@@ -131,7 +123,11 @@ def _require_program(program: object) -> None:
     if is_program(program) and not hasattr(program, "forward"):
         raise MarkerError("estimate takes no arguments for a graph: its inputs are part of it")
     called = getattr(program, "forward", program)
-    if any(kind(called) for kind in _RUN_LATER):
+    if (
+        inspect.iscoroutinefunction(called)
+        or inspect.isgeneratorfunction(called)
+        or inspect.isasyncgenfunction(called)
+    ):
         raise MarkerError(
             f"estimate needs a function that does its work when it is called; {_shown(program)} "
             "does it later, as generators and async functions do"

@@ -48,19 +48,13 @@ def read_events(profile: object) -> Events:
 
 @dataclass(frozen=True, eq=False)
 class Events:
-    """Operators, labels, Python calls and memory events, with the time that they took.
-
-    Attributes:
-        tree: The events as they are nested.
-    """
+    """Operators, labels, Python calls and memory events, with the time that they took."""
 
     tree: OpTree
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to a file, for `load_trace`. Raises `TraceError`."""
         self.tree.trace.save(path)
-
-    # --- one by one ---------------------------------------------------------------------------
 
     @cached_property
     def metrics(self) -> EventMetrics:
@@ -93,8 +87,6 @@ class Events:
     @cached_property
     def _all(self) -> list[Event]:
         return make_events(self.tree, self.metrics)
-
-    # --- by name ------------------------------------------------------------------------------
 
     @cached_property
     def calls(self) -> CallList:
@@ -143,8 +135,6 @@ class Events:
             by_inputs=by_inputs, by_overload=by_overload, by_stack=by_stack, top_level=top_level
         )
         return averages_table(averages, sort_by, limit)
-
-    # --- memory, labels -----------------------------------------------------------------------
 
     @cached_property
     def memory(self) -> tuple[MemoryEvent, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.values.errors import RankError, RecordingError
@@ -27,6 +27,7 @@ def gather_ranks(
     `RankError` when a rank has no result, and in a job of several ranks without a process group.
     """
     from pytest_torchmem.analysis.judge.rank_results import RankResults
+    from pytest_torchmem.measuring.body_measurement import running
     from pytest_torchmem.record.environment import group_rank
     from pytest_torchmem.record.torch_api.distributed import gather
 
@@ -47,7 +48,8 @@ def gather_ranks(
         mine = {"result": _result(measured).to_json()}
     except RecordingError as error:
         mine = {"missing": str(error)}
-    with _unrecorded():
+    measurement = running()
+    with measurement.paused() if measurement else nullcontext():
         gathered = gather(mine, group)
     for rank_number, data in enumerate(gathered):
         if "missing" in data:
@@ -57,10 +59,3 @@ def gather_ranks(
 
 def _result(measured: Result | Measure | Region) -> Result:
     return measured if isinstance(measured, Result) else measured.result
-
-
-def _unrecorded() -> AbstractContextManager[None]:
-    from pytest_torchmem.measuring.body_measurement import running
-
-    measurement = running()
-    return nullcontext() if measurement is None else measurement.paused()

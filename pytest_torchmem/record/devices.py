@@ -190,18 +190,13 @@ def workspace_bytes(device: torch.device) -> list[int]:
         return []
     if told := allocator.cublas_workspace_bytes():
         return told
-    own = KiB * (_whole_number("CUBLASLT_WORKSPACE_SIZE") or 1024)
+    kib = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+    own = KiB * (int(kib if kib.isdecimal() else 0) or 1024)
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if pairs:
         return [sum(int(kib) * int(count) for kib, count in pairs) * KiB, own]
     properties = torch.cuda.get_device_properties(device)
     return [32 * MiB if properties.major >= 9 else 2 * 4 * MiB + 8 * 16 * KiB, own]
-
-
-def _whole_number(variable: str) -> int:
-    """The number in a variable of the environment; 0 where there is none."""
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdecimal() else 0
 
 
 class CounterReader:

@@ -46,10 +46,12 @@ def build(torch_libraries: Path, headers: Sequence[Path], macros: Iterable[str],
         made = Path(folder) / out.name
         made.mkdir()
         libraries = _read(torch_libraries)
-        looked_up = _looked_up(torch_libraries / "libc10_cuda.so")
+        # The functions of the driver that a library finds by name when it runs.
+        text = (torch_libraries / "libc10_cuda.so").read_bytes()
+        looked_up = re.findall(rb"\0((?:cu[A-Z]|nvml[A-Z])\w+)(?=\0)", text)
         defined = [f"-D{macro}" for macro in macros]
         objects = _compiled([*compiler, "-std=c++17", *defined], SOURCES, headers, Path(folder))
-        _link(compiler, objects, _asked_for(libraries), looked_up, made)
+        _link(compiler, objects, _asked_for(libraries), {n.decode() for n in looked_up}, made)
         _add_operators(torch_libraries, Path(folder) / "operators", made)
         _publish(made, libraries, out)
 
@@ -79,7 +81,8 @@ def _read(torch_libraries: Path) -> list[ElfFile]:
 
 def _publish(made: Path, libraries: Iterable[ElfFile], out: Path) -> None:
     """Add the names by which the library is found, and put the folder in its place."""
-    for name in _linked_with(libraries) | _OPENED_BY_NAME:
+    linked = {name for library in libraries for name in library.linked_with()}
+    for name in {n for n in linked if _NAMES_OF_CUDA.match(n)} | _OPENED_BY_NAME:
         (made / name).symlink_to(LIBRARY)
     if not out.exists():
         made.rename(out)
@@ -173,17 +176,6 @@ def _asked_for(libraries: Iterable[ElfFile]) -> dict[str, set[str]]:
             elif not version and _UNVERSIONED.match(name):
                 by_version.setdefault(_NO_VERSION, set()).add(name)
     return by_version
-
-
-def _looked_up(library: Path) -> set[str]:
-    """Return the functions of the driver that a library finds by name when it runs."""
-    names = re.findall(rb"\0((?:cu[A-Z]|nvml[A-Z])\w+)(?=\0)", library.read_bytes())
-    return {name.decode() for name in names}
-
-
-def _linked_with(libraries: Iterable[ElfFile]) -> set[str]:
-    names = {name for library in libraries for name in library.linked_with()}
-    return {name for name in names if _NAMES_OF_CUDA.match(name)}
 
 
 def _run(*command: object) -> None:

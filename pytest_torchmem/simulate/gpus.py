@@ -21,7 +21,6 @@ class Gpu:
         memory_bytes: What torch shows as the total; the driver keeps the rest of the chip's memory.
         capability: Compute capability, (9, 0) for Hopper. It decides workspaces and kernels.
         processors: Multiprocessors. They decide how some kernels split their work.
-        count: How many such devices there are.
     """
 
     name: str
@@ -36,30 +35,26 @@ class Gpu:
         return f"simulated {self.name}"
 
 
-def _model(name: str, memory_mib: int, capability: tuple[int, int], processors: int) -> Gpu:
-    return Gpu(name, memory_mib * MiB, capability, processors)
-
-
 # What `get_device_properties` of torch or deviceQuery printed on such a device, in MiB. It differs
 # by under 1 % with the driver's release; an exact number can be given as memory=.
 GPUS: Final = (
-    _model("B200", 182_630, (10, 0), 148),  # pytorch/ao#4002
-    _model("H200", 143_156, (9, 0), 132),  # a comment in an example of Modal
-    _model("GH200", 96_768, (9, 0), 132),  # from messages of out of memory
-    _model("H100", 81_089, (9, 0), 132),  # stas00/ml-engineering, network benchmarks
-    _model("H100-NVL", 95_334, (9, 0), 132),  # from messages
-    _model("H100-PCIE", 81_008, (9, 0), 114),  # a report of an unsupported capability
-    _model("A100", 81_050, (8, 0), 108),  # from messages; the processors were printed
-    _model("A100-40GB", 40_339, (8, 0), 108),  # bottlerocket-os/bottlerocket#3873
-    _model("A40", 45_416, (8, 6), 84),  # a list of a laboratory's devices
-    _model("A10G", 22_587, (8, 6), 80),  # a report with torch 2.15 and CUDA 13; 22,723 before
-    _model("A6000", 48_676, (8, 6), 84),  # the README of a kernel
-    _model("L40S", 45_589, (8, 9), 142),  # a guide to sharing GPUs in Kubernetes
-    _model("L4", 22_491, (8, 9), 58),  # bottlerocket-os/bottlerocket-kernel-kit#139
-    _model("RTX5090", 32_117, (12, 0), 170),  # aikitoria/open-gpu-kernel-modules#1
-    _model("RTX4090", 24_210, (8, 9), 128),  # from messages on Linux; Windows prints 24,563
-    _model("RTX3090", 24_259, (8, 6), 82),  # the list with the A40
-    _model("T4", 15_102, (7, 5), 40),  # a guide to time slicing
+    Gpu("B200", 182_630 * MiB, (10, 0), 148),  # pytorch/ao#4002
+    Gpu("H200", 143_156 * MiB, (9, 0), 132),  # a comment in an example of Modal
+    Gpu("GH200", 96_768 * MiB, (9, 0), 132),  # from messages of out of memory
+    Gpu("H100", 81_089 * MiB, (9, 0), 132),  # stas00/ml-engineering, network benchmarks
+    Gpu("H100-NVL", 95_334 * MiB, (9, 0), 132),  # from messages
+    Gpu("H100-PCIE", 81_008 * MiB, (9, 0), 114),  # a report of an unsupported capability
+    Gpu("A100", 81_050 * MiB, (8, 0), 108),  # from messages; the processors were printed
+    Gpu("A100-40GB", 40_339 * MiB, (8, 0), 108),  # bottlerocket-os/bottlerocket#3873
+    Gpu("A40", 45_416 * MiB, (8, 6), 84),  # a list of a laboratory's devices
+    Gpu("A10G", 22_587 * MiB, (8, 6), 80),  # a report with torch 2.15 and CUDA 13; 22,723 before
+    Gpu("A6000", 48_676 * MiB, (8, 6), 84),  # the README of a kernel
+    Gpu("L40S", 45_589 * MiB, (8, 9), 142),  # a guide to sharing GPUs in Kubernetes
+    Gpu("L4", 22_491 * MiB, (8, 9), 58),  # bottlerocket-os/bottlerocket-kernel-kit#139
+    Gpu("RTX5090", 32_117 * MiB, (12, 0), 170),  # aikitoria/open-gpu-kernel-modules#1
+    Gpu("RTX4090", 24_210 * MiB, (8, 9), 128),  # from messages on Linux; Windows prints 24,563
+    Gpu("RTX3090", 24_259 * MiB, (8, 6), 82),  # the list with the A40
+    Gpu("T4", 15_102 * MiB, (7, 5), 40),  # a guide to time slicing
 )
 
 _COUNT: Final = re.compile(r"(?P<name>.+?)x(?P<count>\d+)", re.IGNORECASE)

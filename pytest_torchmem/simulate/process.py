@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping
 
 from pytest_torchmem.simulate import GPU_VARIABLE
-from pytest_torchmem.simulate.gpus import Gpu, parse_gpu
+from pytest_torchmem.simulate.gpus import parse_gpu
 from pytest_torchmem.simulate.torch_builds import CHECKED, MACHINES, TorchBuild, cache_folder
 from pytest_torchmem.simulate.world import World, entry_point_folder
 
@@ -28,7 +28,12 @@ def variables(
     compiled = cache_folder() / "compiled" / built.version
     return {
         GPU_VARIABLE: text,
-        **_of_gpu(gpu),
+        # `runtime/devices.cpp` reads these.
+        "SIMULATED_CUDA_NAME": gpu.shown,
+        "SIMULATED_CUDA_BYTES": str(gpu.memory_bytes),
+        "SIMULATED_CUDA_CAPABILITY": "{}{}".format(*gpu.capability),
+        "SIMULATED_CUDA_PROCESSORS": str(gpu.processors),
+        "SIMULATED_CUDA_DEVICES": str(gpu.count),
         **({"SIMULATED_CUDA_CUDNN": str(built.cudnn)} if built.cudnn else {}),
         **(world.variables(gpu) if world else {}),
         "PYTHONPATH": _first(os.pathsep.join(folders), environment.get("PYTHONPATH", "")),
@@ -41,18 +46,6 @@ def variables(
         "CUDA_CACHE_DISABLE": "1",
         # A value that is there hides the GPUs of a real machine.
         "CUDA_VISIBLE_DEVICES": ",".join(str(number) for number in range(gpu.count)),
-    }
-
-
-def _of_gpu(gpu: Gpu) -> dict[str, str]:
-    """Return what ``runtime/devices.cpp`` reads."""
-    major, minor = gpu.capability
-    return {
-        "SIMULATED_CUDA_NAME": gpu.shown,
-        "SIMULATED_CUDA_BYTES": str(gpu.memory_bytes),
-        "SIMULATED_CUDA_CAPABILITY": f"{major}{minor}",
-        "SIMULATED_CUDA_PROCESSORS": str(gpu.processors),
-        "SIMULATED_CUDA_DEVICES": str(gpu.count),
     }
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 _SECTION: Final = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL: Final = struct.Struct("<IBBHQQ")
-_SYMTAB, _DYNAMIC, _DYNSYM, _VERNEED, _VERSYM = 2, 6, 11, 0x6FFFFFFE, 0x6FFFFFFF
+_READ: Final = (2, 6, 11, 0x6FFFFFFE, 0x6FFFFFFF)
+_SYMTAB, _DYNAMIC, _DYNSYM, _VERNEED, _VERSYM = _READ
 _NEEDED: Final = 1
 _GLOBAL_FUNCTION: Final = 0x12
 
@@ -22,7 +24,7 @@ _GLOBAL_FUNCTION: Final = 0x12
 class _Section:
     kind: int
     data: bytes
-    link: int
+    strings: bytes
     count: int
 
 
@@ -33,18 +35,18 @@ class ElfFile:
         whole = path.read_bytes()
         (start,) = struct.unpack_from("<Q", whole, 40)
         size, count = struct.unpack_from("<HH", whole, 58)
-        self._sections = []
-        for place in range(count):
-            _, kind, _, _, offset, length, link, info, _, _ = _SECTION.unpack_from(
-                whole, start + place * size
-            )
-            data = whole[offset : offset + length] if kind in _READ else b""
-            self._sections.append(_Section(kind, data, link, info))
-        self._strings = {
-            section.link: _strings_at(whole, start + section.link * size)
-            for section in self._sections
-            if section.kind in _READ
-        }
+        headers = [_SECTION.unpack_from(whole, start + place * size) for place in range(count)]
+
+        @cache
+        def data(place: int) -> bytes:
+            _, _, _, _, offset, length, _, _, _, _ = headers[place]
+            return whole[offset : offset + length]
+
+        self._sections = [
+            _Section(kind, data(place), data(link), info)
+            for place, (_, kind, _, _, _, _, link, info, _, _) in enumerate(headers)
+            if kind in _READ
+        ]
 
     def linked_with(self) -> Iterator[str]:
         """Yield the names of the libraries that this one needs."""
@@ -91,13 +93,4 @@ class ElfFile:
         return [section for section in self._sections if section.kind == kind]
 
     def _text(self, section: _Section, start: int) -> str:
-        strings = self._strings[section.link]
-        return strings[start : strings.index(b"\0", start)].decode()
-
-
-_READ: Final = (_SYMTAB, _DYNAMIC, _DYNSYM, _VERNEED, _VERSYM)
-
-
-def _strings_at(whole: bytes, header: int) -> bytes:
-    _, _, _, _, offset, length, _, _, _, _ = _SECTION.unpack_from(whole, header)
-    return whole[offset : offset + length]
+        return section.strings[start : section.strings.index(b"\0", start)].decode()

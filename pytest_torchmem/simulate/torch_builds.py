@@ -102,7 +102,9 @@ def torch_build(version: str = "") -> TorchBuild:
     version = version or _required(installed)
     if version == installed and cuda:
         site = _linked(package, installed)
-        return _with_runtime(version, cuda, site, _distribution("torch"))
+        return _with_runtime(
+            version, cuda, site, next(iter(metadata.distributions(name="torch")), None)
+        )
     site = _fetched_site(version)
     if not (site / "fetched").exists() or not _has_planner(site):
         own = version == installed
@@ -225,13 +227,6 @@ def _version_of(package: Path) -> tuple[str, str]:
     return release[1], cuda[1] if cuda else ""
 
 
-def _distribution(name: str) -> metadata.Distribution | None:
-    try:
-        return metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _fetched_site(version: str) -> Path:
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return cache_folder() / f"torch-{version}-{python}" / "site"
@@ -335,11 +330,10 @@ def _pip(target: Path, requirements: Sequence[str], patience_s: float) -> None:
             timeout=patience_s,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        problem = f"more than {patience_s:.0f} s"
-    else:
         if not done.returncode:
             return
         problem = done.stderr.strip()
+    except subprocess.TimeoutExpired:
+        problem = f"more than {patience_s:.0f} s"
     shutil.rmtree(target, ignore_errors=True)
     raise SimulationError(f"{' and '.join(requirements)} could not be fetched: {problem}")

@@ -81,11 +81,8 @@ class TensorKey(DeviceKey):
     storage: StorageId
 
     def __lt__(self, other: TensorKey) -> bool:
-        return self._sortable < other._sortable
-
-    @property
-    def _sortable(self) -> tuple[int, int, str]:
-        return self.id, self.storage.allocation_id, self.device
+        mine = self.id, self.storage.allocation_id, self.device
+        return mine < (other.id, other.storage.allocation_id, other.device)
 
 
 TensorAndID: TypeAlias = tuple[TensorKey, int]
@@ -274,17 +271,9 @@ class DataFlowGraphView:
         """Every node, in the order of start times."""
         graph = self.columns
         edges: list[dict[TensorKey, DataFlowEdge]] = [{} for _ in graph.node_event]
-        columns = (
-            graph.node,
-            graph.key,
-            graph.version,
-            graph.allocates,
-            graph.frees,
-            graph.mutates,
-        )
-        for node, key, version, allocates, frees, mutates in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
+        names = ("node", "key", "version", "allocates", "frees", "mutates")
+        rows = zip(*(getattr(graph, name).tolist() for name in names), strict=True)
+        for node, key, version, allocates, frees, mutates in rows:
             edges[node][self.keys[key]] = DataFlowEdge(
                 None if allocates else version, None if frees else mutates
             )
@@ -323,7 +312,11 @@ class MemoryProfileView:
     """
 
     def __init__(self, result: object) -> None:
-        _require_recorded(result)
+        if lacking := [name for name in _NEEDED if getattr(result, name, True) is False]:
+            raise TraceError(
+                f"the profile was made without {', '.join(lacking)}; memory by category needs "
+                f"torch.profiler.profile({', '.join(f'{name}=True' for name in _NEEDED)})"
+            )
         self.op_tree = OpTreeView(result)
         self.data_flow_graph = DataFlowGraphView(self.op_tree)
         self.columns = self.op_tree.labelled
@@ -363,16 +356,6 @@ class MemoryProfileView:
             for key in (self.data_flow_graph.keys[number],)
             for version in range(int(counts[number]))
         }
-
-
-def _require_recorded(profile: object) -> None:
-    """Raise `TraceError` for a profile that was not asked for all that the labels need."""
-    lacking = [name for name in _NEEDED if getattr(profile, name, True) is False]
-    if lacking:
-        raise TraceError(
-            f"the profile was made without {', '.join(lacking)}; memory by category needs "
-            f"torch.profiler.profile({', '.join(f'{name}=True' for name in _NEEDED)})"
-        )
 
 
 class MemoryProfileTimeline:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -141,10 +142,6 @@ class TreeEvent:
         return range(*self.columns.tensor_rows[self.row : self.row + 2])
 
 
-def children_of(event: TreeEvent) -> Sequence[TreeEvent]:
-    return event.children
-
-
 class OpTreeView:
     """torch's ``OpTree``: the events of a finished profile, or of a trace, as objects.
 
@@ -164,7 +161,7 @@ class OpTreeView:
         return self._events(np.flatnonzero(self.tree.trace.events["parent"] < 0))
 
     def dfs(
-        self, children_fn: Callable[[TreeEvent], Sequence[TreeEvent]] = children_of
+        self, children_fn: Callable[[TreeEvent], Sequence[TreeEvent]] = attrgetter("children")
     ) -> Iterator[TreeEvent]:
         """Yield each event before those in it; ``children_fn`` says which those are."""
         waiting = self.roots[::-1]

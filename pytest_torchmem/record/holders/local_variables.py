@@ -153,7 +153,10 @@ def _parts(thing: object) -> Iterator[tuple[object, str]]:
     elif is_a(thing, (set, frozenset)):
         yield from ((item, "") for item in list(thing))
     elif is_a(thing, types.FunctionType):
-        yield from _enclosed(thing)
+        cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
+        for name, cell in cells:
+            # A cell that is empty yet refers to nothing.
+            yield from ((value, f", its variable {name!r}") for value in referents(cell))
     elif is_a(thing, types.MethodType):
         yield from ((thing.__self__, ".__self__"), (thing.__func__, ""))
     elif is_a(thing, functools.partial):
@@ -164,26 +167,16 @@ def _parts(thing: object) -> Iterator[tuple[object, str]]:
         yield from ((value, f".{name}") for name, value in attributes_of(thing).items())
 
 
-def _enclosed(function: types.FunctionType) -> Iterator[tuple[object, str]]:
-    """The variables that a function took along from those around it."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        # A cell that is empty yet refers to nothing.
-        yield from ((value, f", its variable {name!r}") for value in referents(cell))
-
-
 def _in_frames(error: BaseException) -> Iterator[tuple[object, str]]:
     """The variables of the functions that an exception ended, and the exceptions before it."""
     traceback = error.__traceback__
     while traceback is not None:
         frame = traceback.tb_frame
-        if _is_over(frame) and not is_machinery(frame.f_globals.get("__name__", "")):
+        # A frame that somebody runs has been looked at by itself.
+        is_over = frame not in running_frames()
+        if is_over and not is_machinery(frame.f_globals.get("__name__", "")):
             way = f", frame of {place_of_frame(frame)}: "
             yield from ((value, way + name) for name, value in _variables(frame).items())
         traceback = traceback.tb_next
     yield error.__cause__, ".__cause__"
     yield error.__context__, ".__context__"
-
-
-def _is_over(frame: types.FrameType) -> bool:
-    """Return whether nobody runs a frame any more: a running one has been looked at by itself."""
-    return all(frame is not running for running in running_frames())

@@ -13,7 +13,7 @@ import sys
 import types
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final
 
 import torch
@@ -236,7 +236,7 @@ class Garbage:
         through; then the way says who keeps the exception, too: ``ValueError, kept by errors[0] in
         run, frame of check (net.py:12): hidden``. ``""`` if no cycle leads there.
         """
-        above = _reached_from(id(start), self._holders)
+        above = _reached_from([id(start)], self._holders)
         named = self._most_telling(above)
         if named is None:
             return ""
@@ -255,11 +255,11 @@ class Garbage:
         return next((n for kind in kinds for n in kind if self._closes_a_cycle(n)), None)
 
     def _closes_a_cycle(self, number: int) -> bool:
-        return any(number in _reached_from(h, self._holders) for h in self._holders[number])
+        return number in _reached_from(self._holders[number], self._holders)
 
     def _keeper_of(self, exception: int) -> str:
         """The variable or the attribute that keeps an exception; ``""`` for neither."""
-        above = _reached_from(exception, self._holders)
+        above = _reached_from([exception], self._holders)
         for number in list(above)[1:]:
             thing = self._things[number]
             chain = _chain(number, above)
@@ -284,10 +284,10 @@ class Garbage:
         return way
 
 
-def _reached_from(start: int, edges: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """Return all that ``start`` leads to, nearest first, each with the one that led there."""
-    reached = {start: start}
-    waiting = [start]
+def _reached_from(starts: Iterable[int], edges: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    """Return all that ``starts`` lead to, nearest first, each with the one that led there."""
+    reached = {start: start for start in starts}
+    waiting = list(reached)
     for number in waiting:
         for following in edges.get(number, ()):
             if following not in reached:
@@ -310,10 +310,7 @@ def _after_name(way: str) -> str:
 
 
 def _name_of(thing: object) -> str:
-    return _name(thing if is_a(thing, types.FunctionType) else type(thing))
-
-
-def _name(named: type | types.FunctionType) -> str:
+    named = thing if is_a(thing, types.FunctionType) else type(thing)
     module = getattr(named, "__module__", "")
     return named.__qualname__ if module in ("builtins", "") else f"{module}.{named.__qualname__}"
 
@@ -340,17 +337,10 @@ def young_garbage() -> list[object]:
     own = _reference_counts([[]])[0]
     references = zip(young, _reference_counts(young), strict=True)
     counts = {id(thing): count - own for thing, count in references}
-    held = {id(thing): [t for t in referents(thing) if id(t) in counts] for thing in young}
-    for things in held.values():
-        for thing in things:
-            counts[id(thing)] -= 1
-    alive = {number for number, count in counts.items() if count > 0}
-    waiting = list(alive)
-    for number in waiting:
-        for thing in held[number]:
-            if id(thing) not in alive:
-                alive.add(id(thing))
-                waiting.append(id(thing))
+    held = {id(thing): [id(t) for t in referents(thing) if id(t) in counts] for thing in young}
+    for number in chain.from_iterable(held.values()):
+        counts[number] -= 1
+    alive = _reached_from([number for number, count in counts.items() if count > 0], held)
     return [thing for thing in young if id(thing) not in alive]
 
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache, reduce, update_wrapper
-from types import CodeType, FunctionType, TracebackType
+from types import CodeType, FunctionType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -46,8 +46,6 @@ class Patch:
     """A name of torch's or Python's that we put something into.
 
     Attributes:
-        name: The name, from its module on.
-        why: What it is for, in one sentence.
         releases: The releases of torch, or of Python, that need it, where not all do.
     """
 
@@ -216,18 +214,34 @@ class Installed:
             _put(owner, attribute, before := _ended(before))
         original = getattr(owner, attribute)
         ours = make(original)
-        end = None
         if isinstance(ours, FunctionType):
-            ours, end = _forwarding(ours, original, before)
+            ours = self._forwarding(ours, original, before)
 
         def restore() -> None:
-            if end:
-                end()
             if vars(owner).get(attribute) is ours:
                 _put(owner, attribute, _ended(before))
 
         self.note(name, restore)
         setattr(owner, attribute, ours)
+
+    def _forwarding(
+        self, function: FunctionType, original: Callable[..., object], before: object
+    ) -> Callable[..., object]:
+        """Return a function that calls another one, and the original once all is taken out."""
+        now: Callable[..., object] = function
+
+        def forward(*args: object, **options: object) -> object:
+            return now(*args, **options)
+
+        def end() -> None:
+            nonlocal now
+            now = original
+            _ENDED[forward] = before
+
+        update_wrapper(forward, original)
+        forward.__code__ = _named(forward.__code__, function.__code__.co_filename)
+        self.finally_do(end)
+        return forward
 
     def hook(self, name: str, function: Callable[..., Any], **options: bool) -> None:
         """Register a function by a name of the table, which returns a handle."""
@@ -252,12 +266,7 @@ class Installed:
     def __enter__(self) -> Installed:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.remove()
 
 
@@ -278,26 +287,6 @@ def _put(owner: object, attribute: str, value: object) -> None:
         delattr(owner, attribute)
     else:
         setattr(owner, attribute, value)
-
-
-def _forwarding(
-    function: FunctionType, original: Callable[..., object], before: object
-) -> tuple[Callable[..., object], Callable[[], None]]:
-    """Return a function that calls another one, and a function that turns it to the original."""
-    now: Callable[..., object] = function
-
-    def forward(*args: object, **options: object) -> object:
-        return now(*args, **options)
-
-    update_wrapper(forward, original)
-    forward.__code__ = _named(forward.__code__, function.__code__.co_filename)
-
-    def end() -> None:
-        nonlocal now
-        now = original
-        _ENDED[forward] = before
-
-    return forward, end
 
 
 @cache

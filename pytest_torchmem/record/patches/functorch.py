@@ -40,9 +40,6 @@ class FunctorchWatch:
 
     ``called`` is told what each operator within a transform is called with, ``left`` is called when
     the outermost transform is over.
-
-    Attributes:
-        entered: Whether any transform was entered.
     """
 
     def __init__(self, called: NoteCall, left: Callable[[], None] = lambda: None) -> None:

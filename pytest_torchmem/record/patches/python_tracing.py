@@ -120,10 +120,6 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
     return quietly
 
 
-# An import statement calls it only for a module that is not there yet, others for any.
-_FIND_AND_LOAD: Final = "importlib._bootstrap._find_and_load"
-
-
 class ImportWatch:
     """Suspends the Python tracer while the calling thread imports, and calls ``done`` after it.
 
@@ -135,9 +131,6 @@ class ImportWatch:
     The collector would free them later, mostly before the body is over. It runs here, so that luck
     does not decide what the body retains. For that it rests while the compiler is imported: else
     it would look at everything three times in that second, and then once more.
-
-    Attributes:
-        importing: Whether it imports now.
     """
 
     def __init__(self, done: Callable[[], None]) -> None:
@@ -148,7 +141,8 @@ class ImportWatch:
     def install(self, patches: Installed) -> None:
         """Begin, until ``patches`` are removed."""
         patches.finally_do(self._tracing.resume)
-        patches.replace(_FIND_AND_LOAD, self._resting)
+        # An import statement calls it only for a module that is not there yet, others for any.
+        patches.replace("importlib._bootstrap._find_and_load", self._resting)
 
     def _resting(self, original: Any) -> Any:
         here, tracing, done = threading.get_ident(), self._tracing, self._done
@@ -270,10 +264,6 @@ class CompilationWatch:
         see_returns()
 
 
-# Parses a template and makes Python of it; torch brings the package along.
-_TEMPLATES: Final = "jinja2.environment.Environment.compile"
-
-
 class ParsingWatch:
     """Suspends the Python tracer while the calling thread parses for TorchScript, or a template.
 
@@ -286,8 +276,9 @@ class ParsingWatch:
         resting = _resting_on(threading.get_ident())
         for name in compiler.SCRIPTING:
             patches.replace(name, resting)
+        # Makes Python of a template; torch brings the package along.
         if "jinja2.environment" in sys.modules:
-            patches.replace(_TEMPLATES, resting)
+            patches.replace("jinja2.environment.Environment.compile", resting)
 
 
 _PACKAGE: Final = f"{__name__.partition('.')[0]}."
@@ -335,10 +326,7 @@ class CompiledRegions:
         thread = threading.get_ident()
         if inside == (thread in self._inside):
             return
-        if inside:
-            self._inside.add(thread)
-        else:
-            self._inside.remove(thread)
+        self._inside ^= {thread}
         # Tables and functions are those of all threads.
         if len(self._inside) == inside:
             (self._enter if inside else self._leave)()

@@ -41,14 +41,9 @@ _TRACED: Final = re.compile(r"<built-in (?:method (\w+) of (type|\w+) object at|
 
 
 # Functions of these modules run the work of a thread.
-_RUNNERS: Final = frozenset(
-    (
-        *(
-            str(Path(threading.__file__).parent / file)
-            for file in ("threading.py", "concurrent/futures/thread.py", "multiprocessing/pool.py")
-        ),
-        __file__,
-    )
+_RUNNERS: Final = frozenset({__file__}).union(
+    str(Path(threading.__file__).parent / file)
+    for file in ("threading.py", "concurrent/futures/thread.py", "multiprocessing/pool.py")
 )
 # In these functions a thread waits for its next work.
 _WAITS: Final = frozenset(
@@ -145,9 +140,8 @@ class ThreadWatch:
             return
         for root in result.experimental_event_tree():
             thread = root.start_tid
-            if thread in recorded or thread in self._calling:
-                continue
-            if any(map(_is_torch, _events(root))):
+            is_known = thread in recorded or thread in self._calling
+            if not is_known and any(map(_is_torch, _events(root))):
                 self._calling.add(thread)
 
     def meta(self) -> dict[str, Json]:
@@ -420,17 +414,12 @@ def await_gloo() -> None:
 
     One that waits for Python's lock seems to sleep, so each of two looks lets it have that first.
     """
-    threads = list(_gloo_threads())
+    threads = [thread for thread in TASKS.iterdir() if _name_of_task(thread) == _NAME]
     until = time.monotonic() + _AT_MOST_S
     quiet_count = 0
     while threads and quiet_count < 2 and time.monotonic() < until:
         time.sleep(_STEP_S)
         quiet_count = 0 if any(map(_is_running, threads)) else quiet_count + 1
-
-
-def _gloo_threads() -> Iterator[Path]:
-    """Return the folder in which Linux describes each thread of gloo's."""
-    return (thread for thread in TASKS.iterdir() if _name_of_task(thread) == _NAME)
 
 
 def _is_running(thread: Path) -> bool:
