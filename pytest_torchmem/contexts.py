@@ -93,11 +93,9 @@ _BORROWED: Final = (
     *("subprocess", "tempfile", "threading", "time", "weakref", "zlib"),
 )
 # A recording puts its own in these places, and takes them out by itself while originals are back.
-_RECORDERS: Final = frozenset(
-    (
-        *("gc.get_threshold", "threading.getprofile", "threading.setprofile"),
-        *("threading._start_joinable_thread", "threading._start_new_thread"),
-    )
+_RECORDERS: Final = (
+    *("gc.get_threshold", "threading.getprofile", "threading.setprofile"),
+    *("threading._start_joinable_thread", "threading._start_new_thread"),
 )
 
 

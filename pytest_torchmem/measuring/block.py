@@ -137,7 +137,11 @@ class Measure(MeasuredNumbers):
             self._measurement, self._steps_of = self._new_measurement(), ""
             self._measurement.start()
         else:
-            self._require_same_device(outer)
+            if self._asked.device and (wanted := self._new_measurement().device) != outer.device:
+                raise RecordingError(
+                    f"{self.shown_name!r} asks for {wanted} within a measurement of "
+                    f"{outer.device}, and is a part of that; measure one after the other"
+                )
             self._measurement, self._steps_of = outer, f"steps of region {len(outer.regions)}"
             self._region = self._stack.enter_context(outer.region(self.name, self._steps_of))
         self._missing = _OPEN
@@ -177,13 +181,6 @@ class Measure(MeasuredNumbers):
 
     def _new_measurement(self) -> BodyMeasurement:
         return BodyMeasurement(self._asked.device or None)
-
-    def _require_same_device(self, outer: BodyMeasurement) -> None:
-        if self._asked.device and (wanted := self._new_measurement().device) != outer.device:
-            raise RecordingError(
-                f"{self.shown_name!r} asks for {wanted} within a measurement of {outer.device}, "
-                "and is a part of that; measure one after the other"
-            )
 
     def _stop(self, cancel: bool = False) -> None:
         measurement = self._recording()
@@ -243,11 +240,10 @@ class Measure(MeasuredNumbers):
     @property
     def result(self) -> Result:
         """Everything that was measured."""
-        if self._missing:
-            raise RecordingError(f"{self.shown_name!r} has no numbers: {self._missing}")
+        window = self._window
         if self._result is None:
-            assert self._region is not None
-            self._result = self._region.result
+            assert isinstance(window, Region)
+            self._result = window.result
         return self._result
 
     @property

@@ -100,21 +100,16 @@ def _described(text: str) -> Gpu:
         raise SimulationError(
             f"{text!r} does not say {' and '.join(missing)}; a GPU is written like {_EXAMPLES}"
         )
-    capability = _capability(values["capability"])
+    if not (capability := re.fullmatch(r"(\d{1,2})\.(\d)", told := values["capability"])):
+        raise SimulationError(f"capability={told} is not a compute capability such as 9.0")
     try:
         memory_bytes = parse_size(values["memory"])
     except SizeError as error:
         raise SimulationError(f"memory={values['memory']}: {error.sentence}") from None
     name = values.get("name") or f"GPU {values['memory']}"
     processors = _count(values.get("processors", "132"), most=10_000)
-    return Gpu(name, memory_bytes, capability, processors, _count(values.get("count", "1")))
-
-
-def _capability(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d{1,2})\.(\d)", text)
-    if not found:
-        raise SimulationError(f"capability={text} is not a compute capability such as 9.0")
-    return int(found[1]), int(found[2])
+    count = _count(values.get("count", "1"))
+    return Gpu(name, memory_bytes, (int(capability[1]), int(capability[2])), processors, count)
 
 
 def _count(text: str, most: int = _MOST_DEVICES) -> int:

@@ -28,13 +28,12 @@ from pytest_torchmem.record.holders.paths import (
     tidy,
     variable,
 )
-from pytest_torchmem.record.holders.search import ways_in_garbage, young_garbage
+from pytest_torchmem.record.holders.search import Place, ways_in_garbage, young_garbage
 from pytest_torchmem.record.owners.autograd_graph import graph_holdings
 from pytest_torchmem.record.owners.places import answers, places_of
 from pytest_torchmem.record.patches.python_tracing import quiet
 from pytest_torchmem.record.torch_api import autograd
 
-Place: TypeAlias = tuple[str, int]
 Ways: TypeAlias = dict[Place, str]
 
 OBJECTS: Final = 4000

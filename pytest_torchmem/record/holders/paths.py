@@ -188,14 +188,19 @@ def step_from(holder: object, held: object, way: str) -> str:
         return f"[{place}]{way}"
     if is_a(holder, (types.CellType, types.TracebackType)):
         return way
-    is_namespace = held is _namespace(holder) or is_a(holder, type)
-    if is_namespace and (match := _FIRST_KEY.match(way)):
+    names = _namespace(holder)
+    if is_a(holder, types.FrameType):
+        if is_a(held, types.FrameType):
+            return way
+        # Before Python 3.13 somebody may have asked for the variables: then a dict holds them, too.
+        names = holder.f_locals
+    if (held is names or is_a(holder, type)) and (match := _FIRST_KEY.match(way)):
         # The key that led out of the namespace is the attribute's name.
         return f".{match[1]}{way[match.end() :]}"
     if is_a(holder, types.FunctionType):
         return _step_of_function(holder, held, way)
     if is_a(holder, types.FrameType):
-        return _step_of_frame(holder, held, way)
+        return _from_named(names, held, way)
     if (frame_of := _FRAME_OF.get(type(holder))) is not None:
         frame = frame_of(holder)
         return _from_named(variables_of(frame), held, way) if frame else way
@@ -210,16 +215,6 @@ def _step_of_function(function: types.FunctionType, held: object, way: str) -> s
     if held is function.__defaults__ or held is function.__kwdefaults__:
         return f", a default argument{rest}"
     return _from_named(vars(function), held, way)
-
-
-def _step_of_frame(frame: types.FrameType, held: object, way: str) -> str:
-    if is_a(held, types.FrameType):
-        return way
-    names = frame.f_locals
-    # Before Python 3.13 somebody may have asked for the variables: then a dict holds them, too.
-    if held is names and (match := _FIRST_KEY.match(way)):
-        return f".{match[1]}{way[match.end() :]}"
-    return _from_named(names, held, way)
 
 
 def _from_named(names: Mapping[str, object], held: object, way: str) -> str:
