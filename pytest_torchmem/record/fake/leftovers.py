@@ -206,11 +206,10 @@ def _parts(value: object) -> list[object]:
 
 def _restore_cell(cell: types.CellType, before: object, mode: fake_tensors.FakeTensorMode) -> None:
     try:
-        now = cell.cell_contents
-    except ValueError:
-        cell.cell_contents = before
-        return
-    if _comes_back(now, before, mode):
+        comes_back = _comes_back(cell.cell_contents, before, mode)
+    except ValueError:  # it is empty
+        comes_back = True
+    if comes_back:
         cell.cell_contents = before
 
 

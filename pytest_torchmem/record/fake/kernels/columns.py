@@ -92,10 +92,9 @@ def _looks_alike(args: Arguments) -> bool:
     return points == {1} and not any(args[4])
 
 
-def _with_copies(taken: int, x: torch.Tensor, grad: torch.Tensor | None = None) -> Bounds:
+def _with_copies(taken: int, x: torch.Tensor, *others: torch.Tensor) -> Bounds:
     """Add copies of what is not contiguous; some kernels copy it by parts, too."""
-    given = [x] if grad is None else [x, grad]
-    copied = sum(nbytes(tensor) for tensor in given if not tensor.is_contiguous())
+    copied = sum(nbytes(tensor) for tensor in (x, *others) if not tensor.is_contiguous())
     if not copied:
         return taken, taken
     return (0, taken + 3 * copied) if not x.is_contiguous() else (taken, taken + 2 * copied)

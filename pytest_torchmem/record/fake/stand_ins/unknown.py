@@ -20,8 +20,6 @@ READ: Final = (
     "values of tensors are read: they show as nan, and what decides by one of them is refused"
 )
 SCALED: Final = "no gradient is taken to be infinite, so that the scaler lets the optimizer step"
-
-
 _PICKLED: Final = (
     "the program pickles tensors (torch.save, pickle, a queue to another process), whose bytes an "
     "estimate has not; leave that out, or measure with pytest_torchmem.measure"
