@@ -21,10 +21,10 @@ _USED_BY: Final[Mapping[str, str]] = {
     **of("mm addmm bmm baddbmm", _CUBLAS),
     **of("convolution convolution_backward", _CUDNN),
     **of("mkldnn_rnn_layer _cudnn_rnn lstm", _CUDNN_KEEPS),
-    **of("_scaled_dot_product_cudnn_attention", _CUDNN_ATTENDS),
-    **of("_scaled_dot_product_cudnn_attention_backward", _CUDNN_ATTENDS),
-    **of("_scaled_dot_product_flash_attention", _CUDNN_ATTENDS),
-    **of("_scaled_dot_product_flash_attention_backward", _CUDNN_ATTENDS),
+    "aten::_scaled_dot_product_cudnn_attention": _CUDNN_ATTENDS,
+    "aten::_scaled_dot_product_cudnn_attention_backward": _CUDNN_ATTENDS,
+    "aten::_scaled_dot_product_flash_attention": _CUDNN_ATTENDS,
+    "aten::_scaled_dot_product_flash_attention_backward": _CUDNN_ATTENDS,
     **of("_fft_c2c _fft_c2r _fft_r2c", "cuFFT"),
     **of(
         "_linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd cholesky_inverse "
