@@ -56,7 +56,7 @@ class Reachable:
 
     @property
     def updated(self) -> list[torch.Tensor]:
-        """What optimizers update: parameters, and copies of them in another type."""
+        """The tensors that optimizers update: parameters, and copies of them in another type."""
         return fake_tensors.tensors_in([o.param_groups for o in self.optimizers.values()])
 
 
