@@ -83,8 +83,7 @@ class StorageLives:
         changes = np.zeros(len(rows) + 1, np.int64)
         np.add.at(changes, np.searchsorted(rows, self.begins[places]), amounts)
         np.add.at(changes, np.searchsorted(rows, self.ends[places]), -amounts)
-        levels: NDArray[np.int64] = np.cumsum(changes)[:-1]
-        return levels
+        return np.cumsum(changes)[:-1]
 
 
 @dataclass(slots=True)

@@ -208,8 +208,7 @@ def allocation_events(run: StaticRun) -> NDArray[np.int64]:
         [np.concatenate([index, index[over]]), np.concatenate([sizes, -sizes[over]])], axis=1
     )
     # A scratch storage ends on the row after it began, so sorting by row alone keeps it in order.
-    ordered: NDArray[np.int64] = events[np.argsort(rows, kind="stable")]
-    return ordered
+    return events[np.argsort(rows, kind="stable")]
 
 
 def storages_here(run: StaticRun, row: int | None = None) -> NDArray[np.int64]:
@@ -217,8 +216,7 @@ def storages_here(run: StaticRun, row: int | None = None) -> NDArray[np.int64]:
     here = np.array([s.device == run.device for s in run.graph.storages], dtype=bool)
     first, end = run.lifetimes.first, run.lifetimes.end
     lives = end > first if row is None else (first <= row) & (end > row)
-    found: NDArray[np.int64] = np.flatnonzero(here & lives)
-    return found
+    return np.flatnonzero(here & lives)
 
 
 def estimate_result(run: StaticRun, name: str = "") -> Result:

@@ -213,8 +213,7 @@ def _launched(calls: CallList) -> NDArray[np.int64]:
     for correlation, duration in zip(ran["correlation"].tolist(), durations, strict=True):
         if (call := call_of.get(correlation)) is not None:
             found[call] += duration
-    lifted: NDArray[np.int64] = found[np.array(calls.nesting.inner, np.int64)]
-    return lifted
+    return found[np.array(calls.nesting.inner, np.int64)]
 
 
 def _memory(calls: CallList) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

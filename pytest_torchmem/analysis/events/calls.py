@@ -87,14 +87,12 @@ class CallList:
         details = self.tree.trace.details
         of_event = np.full(len(self.tree.trace.events) + 1, -1, np.int64)
         of_event[details["event"]] = details[column]
-        result: NDArray[np.int64] = of_event[self.rows]
-        return result
+        return of_event[self.rows]
 
     def event_column(self, column: str) -> NDArray[np.int64]:
         """A column of `Trace.events` for each call, -1 for a GPU's: shape (C,)."""
         values = np.append(self.tree.trace.events[column].astype(np.int64), -1)
-        result: NDArray[np.int64] = values[self.rows]
-        return result
+        return values[self.rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +217,7 @@ def _merged(names: list[int], parents: list[int], children: list[int]) -> Nestin
 
 def is_annotation(calls: CallList) -> NDArray[np.bool_]:
     """Return whether a call is a ``record_function`` label: bool, shape (C,)."""
-    found: NDArray[np.bool_] = np.append(are_labels(calls.tree.trace.events), False)[calls.rows]
-    return found
+    return np.append(are_labels(calls.tree.trace.events), False)[calls.rows]
 
 
 def is_step(name: str) -> bool:

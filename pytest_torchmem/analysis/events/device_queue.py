@@ -70,8 +70,7 @@ class Intervals:
         before = np.concatenate([[0], np.cumsum(self.ends_ns - self.begins_ns)])
         index = np.searchsorted(self.begins_ns, times, side="right")
         last = np.minimum(times, self.ends_ns[index - 1]) - self.begins_ns[index - 1]
-        result: NDArray[np.int64] = before[np.maximum(index - 1, 0)] + np.where(index > 0, last, 0)
-        return result
+        return before[np.maximum(index - 1, 0)] + np.where(index > 0, last, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

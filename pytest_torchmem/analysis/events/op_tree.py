@@ -52,8 +52,7 @@ class OpTree:
     @property
     def parent(self) -> NDArray[np.int32]:
         """The row around each event, or -1: int32, shape (E,)."""
-        parent: NDArray[np.int32] = self.trace.events["parent"]
-        return parent
+        return self.trace.events["parent"]
 
     @cached_property
     def depth(self) -> NDArray[np.int32]:
@@ -135,8 +134,7 @@ def _depths(ends: NDArray[np.int32]) -> NDArray[np.int32]:
     """
     count = len(ends)
     closed = np.bincount(ends, minlength=count + 1)[: count + 1] if count else np.zeros(1, np.int64)
-    depth: NDArray[np.int32] = (np.arange(count) - np.cumsum(closed)[:count]).astype(np.int32)
-    return depth
+    return (np.arange(count) - np.cumsum(closed)[:count]).astype(np.int32)
 
 
 def _innermost(parents: NDArray[np.int32], condition: NDArray[np.bool_]) -> NDArray[np.int32]:
@@ -237,8 +235,7 @@ def _inside(
     for kind, step in ((begin, 1), (end, -1)):
         at = np.ceil(ranks[kinds == kind]).astype(np.int64).clip(0, count)
         np.add.at(steps, at, step)
-    inside: NDArray[np.bool_] = (np.cumsum(steps)[:-1] > 0)[tree.rank]
-    return inside
+    return (np.cumsum(steps)[:-1] > 0)[tree.rank]
 
 
 @dataclass(frozen=True, eq=False)

@@ -70,12 +70,11 @@ class Evidence:
         )
         used &= (at <= self.window.end) & ~self._left_behind
         alive = (self.storages.born < self.window.begin) & (self.storages.died > self.window.begin)
-        touched: NDArray[np.bool_] = (
+        return (
             alive
             & ~self.foreign
             & (self.in_rows(mentioned) | self._mask(self.storages.of_owner[used]))
         )
-        return touched
 
     @cached_property
     def foreign(self) -> NDArray[np.bool_]:

@@ -102,14 +102,12 @@ class DataFlowGraph:
         counts = np.ones(len(self.keys), np.int64)
         bumps = self.mutates & ~self.allocates
         np.add.at(counts, self.key[bumps], 1)
-        offsets: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts)])
-        return offsets
+        return np.concatenate([[0], np.cumsum(counts)])
 
     @cached_property
     def version_in(self) -> NDArray[np.int64]:
         """Number of the version each edge takes in; meaningful for inputs: int64, shape (F,)."""
-        numbers: NDArray[np.int64] = self.version_offset[self.key] + self.version
-        return numbers
+        return self.version_offset[self.key] + self.version
 
     @cached_property
     def version_out(self) -> NDArray[np.int64]:
@@ -119,8 +117,7 @@ class DataFlowGraph:
     @cached_property
     def in_backward(self) -> NDArray[np.bool_]:
         """Nodes within a node of the backward graph: bool, shape (V,)."""
-        inside: NDArray[np.bool_] = self.tree.backward_node[self.node_event] >= 0
-        return inside
+        return self.tree.backward_node[self.node_event] >= 0
 
     def validate(self) -> None:
         """Raise `TraceError` unless the nodes, in their order, make a data-flow graph.

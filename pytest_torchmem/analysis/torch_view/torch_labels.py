@@ -103,8 +103,7 @@ class FlowLists:
     def id_of_version(self) -> NDArray[np.int64]:
         graph = self.graph
         key = np.repeat(np.arange(len(graph.keys)), np.diff(graph.version_offset))
-        ids: NDArray[np.int64] = graph.keys.id[key]
-        return ids
+        return graph.keys.id[key]
 
     def ids_of(self, *roles: Role) -> NDArray[np.int64]:
         """Ids of the tensors mentioned in any of ``roles``."""

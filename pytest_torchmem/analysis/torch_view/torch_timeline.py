@@ -94,8 +94,7 @@ class TorchMemoryProfile:
         entries: NDArray[np.void] = np.concatenate(
             [_unknown_entries(self.tree), _keyed_entries(self.graph, self.labels)]
         )
-        ordered: NDArray[np.void] = entries[np.lexsort((entries["action"], entries["time_ns"]))]
-        return ordered
+        return entries[np.lexsort((entries["action"], entries["time_ns"]))]
 
     def timeline(self, device: str) -> Timeline:
         """The device's timeline in microseconds resolution, columns in our order."""
@@ -152,8 +151,7 @@ class TorchMemoryProfile:
 def _in_torch_order(levels: NDArray[np.int64]) -> list[list[int]]:
     sizes = np.zeros((len(levels), len(TORCH_ORDER) + 1), np.int64)
     np.add.at(sizes.T, _TORCH_INDEX + 1, levels.T)
-    rows: list[list[int]] = sizes.tolist()
-    return rows
+    return sizes.tolist()
 
 
 def _microseconds(times_ns: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -130,8 +130,7 @@ _UNBACKED_HINT = 8192
 
 def leaves(tree: object) -> list[object]:
     """The leaves of nested lists, tuples, dicts and registered containers."""
-    found: list[object] = _pytree.tree_leaves(tree)
-    return found
+    return _pytree.tree_leaves(tree)
 
 
 def tensors_in(tree: object) -> list[torch.Tensor]:

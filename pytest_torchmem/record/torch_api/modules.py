@@ -84,5 +84,4 @@ AVERAGING_DEVICES: Final = "torch.optim.swa_utils._get_foreach_kernels_supported
 
 def foreach_types() -> list[Any]:
     """The list behind `FOREACH_TYPES`, to be changed in place."""
-    found: list[Any] = _optimizer._foreach_supported_types
-    return found
+    return _optimizer._foreach_supported_types

@@ -261,10 +261,9 @@ def _recurrent(
     projected = width if width != hidden else 0
     sizes = (mode, hidden, projected, layers, False, dropout, train, both_ways)
     layer = partial(_cudnn_layers, 4 if has_biases else 2, sizes)
-    made: tuple[_Tensor, ...] = _CudnnRnn.apply(  # type: ignore[no-untyped-call]
+    return _CudnnRnn.apply(  # type: ignore[no-untyped-call]
         layer, batch_first, room, len(states), input, *states, *weights
     )
-    return made
 
 
 def _cudnn_layers(
