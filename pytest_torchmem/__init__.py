@@ -30,7 +30,7 @@ _HOME = {
     "export_memory_snapshot": "pytest_torchmem.measuring.export",
     "export_memory_timeline": "pytest_torchmem.measuring.export",
     "export_stacks": "pytest_torchmem.measuring.export",
-    "gather_ranks": "pytest_torchmem.measuring.ranks",
+    "gather_ranks": "pytest_torchmem.measuring.saving",
     "load_ranks": "pytest_torchmem.measuring.saving",
     "load_results": "pytest_torchmem.measuring.saving",
     "load_snapshot": "pytest_torchmem.store.snapshots",
@@ -57,8 +57,12 @@ if TYPE_CHECKING:
         export_memory_timeline,
         export_stacks,
     )
-    from pytest_torchmem.measuring.ranks import gather_ranks
-    from pytest_torchmem.measuring.saving import load_ranks, load_results, save_results
+    from pytest_torchmem.measuring.saving import (
+        gather_ranks,
+        load_ranks,
+        load_results,
+        save_results,
+    )
     from pytest_torchmem.plugin.item.fixture import Torchmem
     from pytest_torchmem.store.snapshots import load_snapshot
     from pytest_torchmem.store.traces import load_trace

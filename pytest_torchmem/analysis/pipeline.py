@@ -28,12 +28,13 @@ from pytest_torchmem.analysis.storages.categories import Decisions, decide
 from pytest_torchmem.analysis.storages.evidence import RankWindow
 from pytest_torchmem.analysis.storages.explanation import (
     Explanation,
+    OwnPass,
     in_order,
     named_category,
     row_at,
+    with_own_passes,
 )
 from pytest_torchmem.analysis.storages.measured_facts import MeasuredFacts
-from pytest_torchmem.analysis.storages.own_passes import OwnPass, with_own_passes
 from pytest_torchmem.analysis.storages.storages import (
     BEFORE,
     NEVER,

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.analysis.pipeline import analyze_trace
-from pytest_torchmem.analysis.storages.explanation import PEAK, Explanation
-from pytest_torchmem.analysis.storages.own_passes import OwnPass
-from pytest_torchmem.cli.recordings import Recording, recording_kind
+from pytest_torchmem.analysis.storages.explanation import PEAK, Explanation, OwnPass
+from pytest_torchmem.cli.inputs import Recording, recording_kind
 from pytest_torchmem.report.text.tables import aligned
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.errors import MarkerError, TraceError

@@ -16,20 +16,29 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem import __version__
-from pytest_torchmem.cli import diff, explain, gpu, show, simulate
-from pytest_torchmem.cli.inputs import read_measurements, read_report
-from pytest_torchmem.cli.recordings import Recording, converted, read_recording, recording_kind
+from pytest_torchmem.cli import diff, explain, gpu, show
+from pytest_torchmem.cli.inputs import (
+    Recording,
+    converted,
+    read_measurements,
+    read_recording,
+    read_report,
+    recording_kind,
+)
 from pytest_torchmem.report.page.history_page import history_page
 from pytest_torchmem.report.text.history_text import history_plots, history_table
 from pytest_torchmem.report.text.tables import ANY_WIDTH, one_line
 from pytest_torchmem.report.writing import write_run
+from pytest_torchmem.simulate.gpus import parse_gpu
+from pytest_torchmem.simulate.process import notice, variables
+from pytest_torchmem.simulate.torch_builds import fetch, torch_build
 from pytest_torchmem.simulate.world import parse_world
 from pytest_torchmem.store.acceptances import read_acceptances
 from pytest_torchmem.store.files import write_report
 from pytest_torchmem.store.run_reports import RunReport, merged
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.contributors import Category
-from pytest_torchmem.values.errors import ReportError, SizeError, TorchmemError
+from pytest_torchmem.values.errors import ReportError, SimulationError, SizeError, TorchmemError
 from pytest_torchmem.values.json_values import WRONG, told_damage
 from pytest_torchmem.values.units import parse_floor, parse_fraction
 
@@ -372,12 +381,30 @@ def _reserved(options: argparse.Namespace) -> Exit:
 
 
 def _simulate(options: argparse.Namespace) -> Exit:
+    """Become a command that sees a simulated GPU, or only fetch what that needs."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if options.fetch:
-        print(simulate.fetched(options.torch, options.patience))
-    if command or not options.fetch:
-        world = parse_world(options.world, options.rank)
-        simulate.become(command, options.gpu, options.torch, world)
+        built = fetch(options.torch, options.patience)
+        print(f"torch {built.version} for CUDA {built.cuda} is ready: {built.site}")
+        if not command:
+            return Exit.OK
+    world = parse_world(options.world, options.rank)
+    if not command:
+        raise SimulationError("a command is needed: torchmem simulate --gpu H100 -- COMMAND")
+    parse_gpu(options.gpu)
+    built = torch_build(options.torch)
+    if said := notice(built):
+        print(f"torchmem: {said}", file=sys.stderr)
+    # The CUDA build was found for this Python, whether or not its environment is activated.
+    here = str(Path(sys.executable).parent)
+    path = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
+    environment = {**os.environ, **variables(options.gpu, built, world), "PATH": path}
+    program = shutil.which(command[0], path=path)
+    if program is None:
+        raise SimulationError(f"there is no command {command[0]!r}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(program, command, environment)
     return Exit.OK
 
 

@@ -6,8 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pytest_torchmem.analysis.pipeline import analyze_trace
-from pytest_torchmem.cli.inputs import Measurements, read_measurements, windows_of
-from pytest_torchmem.cli.recordings import Recording, recording_kind
+from pytest_torchmem.cli.inputs import (
+    Measurements,
+    Recording,
+    read_measurements,
+    recording_kind,
+    windows_of,
+)
 from pytest_torchmem.measuring.events import read_events
 from pytest_torchmem.report.text.tables import (
     ANY_WIDTH,

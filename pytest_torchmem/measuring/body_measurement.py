@@ -18,7 +18,7 @@ from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.judge.holders import Held, LeftBehind
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
-from pytest_torchmem.analysis.storages.own_passes import OwnPass
+from pytest_torchmem.analysis.storages.explanation import OwnPass
 from pytest_torchmem.contexts import Around, gc_paused, numpy_in_place
 from pytest_torchmem.simulate import GPU_VARIABLE
 from pytest_torchmem.values.errors import RecordingError, is_torchmem_error

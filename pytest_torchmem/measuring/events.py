@@ -10,14 +10,12 @@ from operator import attrgetter
 
 from pytest_torchmem.analysis.events.averages import Average, find_averages
 from pytest_torchmem.analysis.events.calls import CallList, list_calls
-from pytest_torchmem.analysis.events.memory_events import (
-    MemoryEvent,
-    find_labels,
-    find_memory_events,
-)
 from pytest_torchmem.analysis.events.metrics import (
     Event,
     EventMetrics,
+    MemoryEvent,
+    find_labels,
+    find_memory_events,
     find_metrics,
     make_events,
     rank_events,

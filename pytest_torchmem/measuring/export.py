@@ -15,7 +15,7 @@ from pytest_torchmem.analysis.events.calls import list_calls
 from pytest_torchmem.analysis.events.op_tree import build_op_tree, start_ns
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.analysis.sampling import sketch_timeline
-from pytest_torchmem.analysis.storages.own_passes import OwnPass
+from pytest_torchmem.analysis.storages.explanation import OwnPass
 from pytest_torchmem.analysis.torch_view.torch_timeline import (
     TorchMemoryProfile,
     coalesced,

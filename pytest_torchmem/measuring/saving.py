@@ -1,4 +1,4 @@
-"""Results of scripts and jobs in files: the same format as a report of a run of tests."""
+"""Results of scripts and jobs: in files, as a report of a run of tests, or between the ranks."""
 
 from __future__ import annotations
 
@@ -6,20 +6,32 @@ import glob
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pytest_torchmem.analysis.judge.rank_results import RankResults
 from pytest_torchmem.store.baselines import entry_key, portable
 from pytest_torchmem.store.files import write_report
-from pytest_torchmem.store.provenance import path_of_rank, stamped
-from pytest_torchmem.store.run_reports import RunReport, TestReport, read_run, render_run
-from pytest_torchmem.values.errors import RankError
-from pytest_torchmem.values.measured import MeasuredTest, unjudged
+from pytest_torchmem.store.run_reports import (
+    RunReport,
+    TestReport,
+    path_of_rank,
+    read_run,
+    render_run,
+    stamped,
+)
+from pytest_torchmem.values.errors import RankError, RecordingError
+from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.measured import MeasuredTest, Rank, unjudged
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
+
+if TYPE_CHECKING:
+    from pytest_torchmem.measuring.body_measurement import MeasuredNumbers
+    from pytest_torchmem.record.environment import ProcessGroup
 
 Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Drawn: TypeAlias = tuple[Result, Picture | None]
@@ -146,3 +158,43 @@ def _named(run: RunReport, name: str, path: Path) -> Result:
         asked = f"no result called {name!r}" if name else "more than one result, and no name given"
         raise RankError(f"{path} has {asked}; it has {known}")
     return results[name]
+
+
+def gather_ranks(
+    measured: Result | MeasuredNumbers, group: ProcessGroup | None = None
+) -> RankResults:
+    """Return what every rank measured; all ranks of the process group have to call it.
+
+    ``measured`` is a result, or a block or region that is over. Exchanging the results is no part
+    of a measurement that is still going on. A process alone gets its own result. Raises
+    `RankError` when a rank has no result, and in a job of several ranks without a process group.
+    """
+    from pytest_torchmem.measuring.body_measurement import running
+    from pytest_torchmem.record.environment import group_rank
+    from pytest_torchmem.record.torch_api.distributed import gather
+
+    found = group_rank(group)
+    if found is None:
+        if (rank := Rank.launched()).count > 1:
+            raise RankError(
+                f"this is {rank}, and there is no process group to gather results with: call "
+                "torch.distributed.init_process_group() first, or save a file for each rank and "
+                "read them with load_ranks"
+            )
+        return RankResults((measured if isinstance(measured, Result) else measured.result,))
+    if found[0] < 0:
+        raise RankError("this process is not in the group whose results are gathered")
+    # A rank without a result must take part, too: the others would wait for it.
+    mine: dict[str, Json]
+    try:
+        own = measured if isinstance(measured, Result) else measured.result
+        mine = {"result": own.to_json()}
+    except RecordingError as error:
+        mine = {"missing": str(error)}
+    measurement = running()
+    with measurement.paused() if measurement else nullcontext():
+        gathered = gather(mine, group)
+    for rank_number, data in enumerate(gathered):
+        if "missing" in data:
+            raise RankError(f"rank {rank_number} has no result: {data['missing']}")
+    return RankResults([Result.from_json(data["result"]) for data in gathered])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_torchmem.analysis.storages.own_passes import OwnPass
+    from pytest_torchmem.analysis.storages.explanation import OwnPass
     from pytest_torchmem.values.results import Result
 
 

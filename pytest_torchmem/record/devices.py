@@ -8,18 +8,16 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pytest_torchmem.record.torch_api import allocator, profiler
 from pytest_torchmem.values.errors import DeviceError, DeviceNameError
 from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.units import KiB, MiB
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def find_device(name: str | None = None) -> torch.device:

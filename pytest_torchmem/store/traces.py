@@ -12,9 +12,10 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.values.errors import TraceError, is_torchmem_error
 from pytest_torchmem.values.json_values import (
@@ -48,9 +49,6 @@ from pytest_torchmem.values.trace import (
     Scope,
     Trace,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error

@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.values.contributors import Category, Phase, Source
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class NodeKind(enum.Enum):

@@ -12,16 +12,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.values.errors import TraceError, is_torchmem_error
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.packed import Table
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_torchmem.store.provenance import path_of_rank
+from pytest_torchmem.store.run_reports import path_of_rank
 from pytest_torchmem.values.measured import Rank
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from pytest_torchmem.values.errors import RequestError
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
 
 DEFAULT_STREAM: Final = 0
 DEFAULT_POOL: Final = 0

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from pytest_torchmem.analysis.events.calls import (
     MEMORY,
     CallList,
+    PythonStacks,
     is_annotation,
     without_step_number,
 )
 from pytest_torchmem.analysis.events.op_tree import own_amounts
-from pytest_torchmem.analysis.events.python_stacks import PythonStacks
 from pytest_torchmem.values.trace import DeviceEventKind, Scope
 
 

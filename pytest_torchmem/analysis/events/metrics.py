@@ -1,21 +1,28 @@
-"""The time of each event, and which events are worth a look: they hold a GPU up.
+"""Events one by one: their time, which of them hold a GPU up, and what they allocate.
 
-Defined as in ``BasicEvaluation`` of ``torch/profiler/_utils.py``, which left torch in 2.14.
+Times are those of ``BasicEvaluation`` in ``torch/profiler/_utils.py``, which left torch in 2.14.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_torchmem.analysis.events.calls import PythonStacks, is_step
 from pytest_torchmem.analysis.events.device_queue import DeviceQueue, find_device_queue
-from pytest_torchmem.analysis.events.op_tree import OpTree, self_times
-from pytest_torchmem.analysis.events.python_stacks import PythonStacks
+from pytest_torchmem.analysis.events.op_tree import (
+    Annotations,
+    OpTree,
+    are_labels,
+    self_times,
+    start_ns,
+)
+from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.trace import EventKind
 
 _WEIGHT_OF_SELF_TIME: Final = 0.6
@@ -149,3 +156,71 @@ def _standardized(values: NDArray[np.number]) -> NDArray[np.float64]:
     rounded = values.astype(np.float32).astype(np.float64)
     deviation = float(rounded.std(ddof=1))
     return (rounded - rounded.mean()) / deviation if deviation else np.zeros(len(rounded))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEvent:
+    """An allocation, a free, or an allocation that failed.
+
+    Attributes:
+        time_ns: When it was, since the start of the recording.
+        size_bytes: What was allocated; negative for a free, 0 for an allocation that failed.
+        device: ``cpu`` or ``cuda:0``; "" for an allocation that failed.
+        operator: The innermost operator around it; "" where none ran on its thread, as for what
+            Python frees: torch calls that a top-level memory event.
+        labels: The ``record_function`` labels around it, outermost first.
+        out_of_memory: Whether it failed.
+    """
+
+    time_ns: int
+    size_bytes: int
+    device: str
+    operator: str = ""
+    labels: tuple[str, ...] = ()
+    out_of_memory: bool = False
+
+    @property
+    def top_level(self) -> bool:
+        """Return whether no operator and no label was around it."""
+        return not self.operator and not self.labels
+
+
+def find_memory_events(tree: OpTree) -> tuple[MemoryEvent, ...]:
+    """Return every allocation, free and failed allocation, in the order of time."""
+    trace = tree.trace
+    events, table = trace.events, trace.allocations
+    failed = np.flatnonzero(events["kind"] == EventKind.OUT_OF_MEMORY)
+    rows = np.concatenate([table["event"].astype(np.int64), failed])
+    devices = [trace.devices[number] for number in table["device"].tolist()]
+    is_op = (events["kind"] == EventKind.TORCH_OP) & ~are_labels(events)
+    names = [trace.strings[number] for number in events["name"].tolist()]
+    annotations = Annotations(tree)
+    columns = zip(
+        (events["start_ns"][rows] - start_ns(tree)).tolist(),
+        [*table["size_bytes"].tolist(), *[0] * len(failed)],
+        [*devices, *[""] * len(failed)],
+        ["" if row < 0 else names[row] for row in tree.innermost(is_op)[rows].tolist()],
+        [
+            tuple(names[label] for label in annotations.around(float(rank)))
+            for rank in tree.rank[rows].tolist()
+        ],
+        (np.arange(len(rows)) >= len(table)).tolist(),
+        strict=True,
+    )
+    found = [MemoryEvent(*row) for row in columns]
+    return tuple(found[place] for place in np.argsort(tree.rank[rows]).tolist())
+
+
+def find_labels(tree: OpTree) -> Iterator[Span]:
+    """Yield the ``record_function`` labels and the profiler's steps, in the order of their starts.
+
+    A step is of the kind ``step`` and a label of the kind ``label``; times count from the start of
+    the recording.
+    """
+    events, strings = tree.trace.events, tree.trace.strings
+    rows, begin = np.flatnonzero(are_labels(events)), start_ns(tree)
+    for row in rows[np.argsort(tree.rank[rows])].tolist():
+        name = strings[events["name"][row]]
+        kind = "step" if is_step(name) else "label"
+        start, end = int(events["start_ns"][row]), int(events["end_ns"][row])
+        yield Span(kind, name, start - begin, end - begin)

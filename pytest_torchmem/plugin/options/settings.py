@@ -29,7 +29,7 @@ from pytest_torchmem.plugin.options.option_table import (
 from pytest_torchmem.report.writing import FOLDER, kind_of
 from pytest_torchmem.store.baselines import BaselineStore
 from pytest_torchmem.store.changed_lines import KeptCode
-from pytest_torchmem.store.provenance import path_of_rank
+from pytest_torchmem.store.run_reports import path_of_rank
 from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.errors import MarkerError, TorchmemError
 from pytest_torchmem.values.json_values import shown
@@ -43,7 +43,7 @@ from pytest_torchmem.values.units import (
 )
 
 if TYPE_CHECKING:
-    from pytest_torchmem.analysis.storages.own_passes import OwnPass
+    from pytest_torchmem.analysis.storages.explanation import OwnPass
 
 
 class SummaryKind(enum.Enum):

@@ -12,19 +12,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pytest_torchmem.record.tree.event_tree import EventTree, WorthKeeping, are_calls, line_of
 from pytest_torchmem.record.tree.growing_tables import LateLines, StringTable
 from pytest_torchmem.record.tree.source_lines import operator_lines
 from pytest_torchmem.values.trace import EventKind
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

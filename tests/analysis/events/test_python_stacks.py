@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pytest_torchmem.analysis.events.averages import find_averages, stacks_of
-from pytest_torchmem.analysis.events.calls import list_calls
+from pytest_torchmem.analysis.events.calls import PythonStacks, list_calls
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
-from pytest_torchmem.analysis.events.python_stacks import PythonStacks
 from pytest_torchmem.values.trace import EventKind, Scope
 from tests.builders import TraceBuilder
 
