@@ -83,7 +83,7 @@ def read_measurements(path: Path, unjudged: bool = False) -> Measurements:
     data = _parsed(path)
     if _is_results(data):
         return _measurements(str(path), [parse_run(data, str(path))], unjudged)
-    if not isinstance(data, dict) or "entries" not in data:
+    if not _is_baseline(data):
         raise ReportError(f"{path} is neither a results file nor a baseline")
     module = f"{path.stem}.py" if path.suffix == ".json" else path.name
     return Measurements(str(path), dict(_baseline(path, module)))
@@ -93,12 +93,20 @@ def _is_results(data: object) -> bool:
     return isinstance(data, dict) and data.get("kind") == KIND
 
 
+def _is_baseline(data: object) -> bool:
+    return isinstance(data, dict) and "entries" in data
+
+
 def _results_folder(folder: Path) -> list[RunReport]:
-    """Return the runs in a folder of results files, such as those of the ranks of one job."""
+    """Return the runs in a folder of results files, such as those of the ranks of one job.
+
+    JSON of other programs may lie beside them, such as a timeline for Perfetto.
+    """
     if not any(_is_results(_parsed(path)) for path in _json_files(folder.glob("*.json"))):
         return []
-    paths = _json_files(folder.rglob("*.json"))
-    return [parse_run(_parsed(path), str(path)) for path in paths]
+    parsed = ((path, _parsed(path)) for path in _json_files(folder.rglob("*.json")))
+    ours = ((path, data) for path, data in parsed if _is_results(data) or _is_baseline(data))
+    return [parse_run(data, str(path)) for path, data in ours]
 
 
 def _json_files(found: Iterable[Path]) -> list[Path]:
@@ -118,11 +126,17 @@ def _measurements(name: str, runs: list[RunReport], unjudged: bool) -> Measureme
     )
 
 
-def read_report(path: Path) -> RunReport:
-    """Return the run in a results file or a recording. Raises `ReportError`."""
+def read_reports(path: Path) -> list[RunReport]:
+    """Return the runs in a results file, a folder of these or a recording. Raises `ReportError`."""
+    if path.is_dir():
+        if runs := _results_folder(path):
+            return runs
+        raise ReportError(
+            f"there is no results file in the folder {path}; `--torchmem-report=x.json` writes one"
+        )
     if recording_kind(path) is not None:
-        return run_of(path, path.name)
-    return parse_run(_parsed(path), str(path))
+        return [run_of(path, path.name)]
+    return [parse_run(_parsed(path), str(path))]
 
 
 def _parsed(path: Path) -> object:
@@ -152,9 +166,10 @@ def baseline_names(test: str, region: str) -> tuple[str, str]:
 
 def _folder(folder: Path) -> Iterator[tuple[Key, BaselineEntry]]:
     found = _json_files(folder.rglob("*.json"))
-    if not found:
+    ours = [path for path in found if _BASELINE_FOLDER in path.parts or _is_baseline(_parsed(path))]
+    if not ours:
         raise ReportError(f"there is no baseline in {folder}")
-    for path in found:
+    for path in ours:
         parts = path.relative_to(folder.parent).with_suffix(".py").parts
         if _BASELINE_FOLDER in parts:
             at = parts.index(_BASELINE_FOLDER)

@@ -22,7 +22,7 @@ from pytest_torchmem.cli.inputs import (
     converted,
     read_measurements,
     read_recording,
-    read_report,
+    read_reports,
     recording_kind,
 )
 from pytest_torchmem.report.page.history_page import history_page
@@ -342,7 +342,7 @@ def _report(options: argparse.Namespace) -> Exit:
         outputs = [output for output in outputs if not _convert(options.files[0], output)]
     if not outputs:
         return Exit.OK
-    runs = [read_report(path) for path in options.files]
+    runs = [run for path in options.files for run in read_reports(path)]
     run = merged(runs)
     if again := sum(len(one.tests) for one in runs) - len(run.tests):
         print(

@@ -201,6 +201,17 @@ def test_shards_become_one_report(command, tmp_path):
     assert names == ["tests/test_a.py::test_x", "tests/test_a.py::test_y"]
 
 
+def test_a_folder_of_results_becomes_one_report(command, tmp_path):
+    (tmp_path / "run").mkdir()
+    out = tmp_path / "x.json"
+    code, _, told = command("report", tmp_path / "run", "-o", out)
+    assert (code, "no results file in the folder" in told) == (Exit.BAD_INPUT, True)
+    for rank, size in enumerate((4, 7)):
+        results(tmp_path / f"run/rank{rank}.json", {f"test_{rank}": size * MiB})
+    assert command("report", tmp_path / "run", "-o", out)[0] == Exit.OK
+    assert len(read_run(out).tests) == 2
+
+
 @pytest.mark.parametrize("name", ["x.html", "x.md", "folder"])
 def test_the_name_decides_the_form(command, tmp_path, name):
     one = results(tmp_path / "a.json", A)

@@ -3,6 +3,8 @@
 import re
 from dataclasses import replace
 
+import pytest
+
 from pytest_torchmem.cli.main import Exit
 from pytest_torchmem.report.text.terminal import failure_text
 from pytest_torchmem.store.run_reports import RunReport, TestReport, render_run
@@ -14,7 +16,7 @@ from pytest_torchmem.values.picture import OperatorUse, Picture, Span
 from pytest_torchmem.values.results import Fate, Holder
 from pytest_torchmem.values.units import MiB
 from tests.builders import TraceBuilder
-from tests.cli.files import CPU, A, measured, results
+from tests.cli.files import CPU, A, baseline, measured, results
 from tests.results import contributor, result
 
 
@@ -41,6 +43,19 @@ def test_how_a_test_stands_to_its_limits_and_its_baseline_is_shown(command, tmp_
         "1 measured on cpu, torch 2.13",
         "memory: 1 ok",
     ]
+
+
+@pytest.mark.parametrize("kind", ["results", "baselines"])
+def test_json_of_other_programs_in_a_folder_is_passed_over(command, tmp_path, kind):
+    (tmp_path / "step.perfetto.json").write_text('{"traceEvents": []}')
+    (tmp_path / "list.json").write_text("[1]")
+    assert command("show", tmp_path)[0] == Exit.BAD_INPUT
+    if kind == "results":
+        results(tmp_path / "run.json", {"test_x": MiB})
+    else:
+        baseline(tmp_path / "__torchmem__/cpu-torch2.13/test_a.json", {"test_x": MiB})
+    code, out, _ = command("show", tmp_path)
+    assert (code, "test_a.py::test_x" in out) == (Exit.OK, True)
 
 
 def test_a_file_without_measurements_says_so(command, tmp_path):
