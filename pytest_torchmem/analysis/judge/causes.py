@@ -18,6 +18,10 @@ _SCRATCH: Final = (
     Category.UNKNOWN,
 )
 _SCRATCH_FACTOR: Final = 4
+_FOLLOWERS: Final = (Category.GRADIENT, Category.OPTIMIZER_STATE)
+_MOST_FOLLOWERS: Final = 4
+"""How many times a parameter's bytes a gradient and the state of Adam with amsgrad take."""
+
 _KINDS: Final = tuple(DifferenceKind)
 _MADE: Final = (DifferenceKind.NEW, DifferenceKind.GROWN)
 _EXPLAINS: Final = 4
@@ -41,13 +45,30 @@ def most_telling_first(growths: Iterable[Difference], excess_bytes: int) -> tupl
 
     Scratch often grows as a consequence: a state kept in fp32 makes the scratch of all that reads
     it wider, too. So it counts for a fourth of its size, unless it was made before the rest: what
-    comes first is no consequence.
+    comes first is no consequence. Gradients and optimizer state of new parameters are consequences
+    of these, and count for them.
     """
     by_size = sorted(growths, key=lambda g: (-g.size_bytes, g.contributor.identity))
+    lead = _lead(_with_followers(by_size), excess_bytes)
+    return tuple(sorted(by_size, key=lambda g: g.contributor is not lead)) if lead else ()
+
+
+def _with_followers(growths: list[Difference]) -> list[Difference]:
+    """Return growths in which new parameters have the size of what was made for them, too."""
+    own = [g for g in growths if g.contributor.category is Category.PARAMETER and g.kind in _MADE]
+    rest = [g for g in growths if g.contributor.category not in _FOLLOWERS and g not in own]
+    own_bytes = sum(g.size_bytes for g in own)
+    whole_bytes = sum(g.size_bytes for g in growths) - sum(g.size_bytes for g in rest)
+    if whole_bytes > (1 + _MOST_FOLLOWERS) * own_bytes:
+        return growths
+    return [*(replace(g, size_bytes=g.size_bytes * whole_bytes // own_bytes) for g in own), *rest]
+
+
+def _lead(by_size: list[Difference], excess_bytes: int) -> Contributor | None:
     made = [g for g in by_size if g.kind in _MADE and _EXPLAINS * g.size_bytes >= excess_bytes]
     candidates = [g for g in by_size if g.kind in _MADE] if made else by_size
     if not candidates:
-        return ()
+        return None
     largest = max(candidates, key=_weight)
     comparable = [
         g
@@ -58,8 +79,7 @@ def most_telling_first(growths: Iterable[Difference], excess_bytes: int) -> tupl
     comparable = [g for g in comparable if _evidence(g) == best]
     size_bytes = max(g.size_bytes for g in comparable)
     about = [g for g in comparable if _ABOUT * g.size_bytes >= size_bytes]
-    lead = min(about, key=lambda g: (_KINDS.index(g.kind), _when(g)))
-    return (lead, *(g for g in by_size if g is not lead))
+    return min(about, key=lambda g: (_KINDS.index(g.kind), _when(g))).contributor
 
 
 def _is_comparable(growth: Difference, largest: Difference) -> bool:
@@ -176,7 +196,8 @@ def _spread(growths: Sequence[Difference]) -> tuple[Difference, ...]:
     ]
     size_bytes = sum(g.size_bytes for g in members)
     modules = {g.contributor.module for g in members if 50 * g.size_bytes >= size_bytes}
-    largest = max(g.size_bytes for g in growths)
+    follow = _FOLLOWERS if category is Category.PARAMETER else ()
+    largest = max(g.size_bytes for g in growths if g.contributor.category not in follow)
     is_spread = len(members) >= _FEW_PLACES and len(modules) >= _FEW_MODULES
     # A part that is larger than all others together is the cause.
     return tuple(members) if is_spread and 2 * largest < size_bytes else ()

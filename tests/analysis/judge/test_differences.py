@@ -189,6 +189,32 @@ def test_what_has_grown_to_a_multiple_is_as_good_as_new():
     assert most_telling_first([twice, gradient], 80)[0] is gradient
 
 
+def of(category, size, line):
+    return Difference(made(size, category=category, line=line), size, DifferenceKind.NEW)
+
+
+def test_a_new_parameter_leads_before_its_gradient_and_state():
+    weight, state = of("parameter", 4, line=1), of("optimizer_state", 12, line=2)
+    others = [of("gradient", 4, line=3), of("activation", 9, line=4)]
+    assert most_telling_first([state, weight, *others], 29)[0] is weight
+    # More than any optimizer keeps of it has another cause.
+    wide = of("optimizer_state", 13, line=2)
+    assert most_telling_first([wide, weight, *others], 30)[0] is wide
+
+
+def test_new_parameters_all_over_a_model_are_told_as_one_whatever_was_made_for_them():
+    places = [
+        Difference(
+            made(10, module=f"net.{number}", line=number, category="parameter"),
+            10,
+            DifferenceKind.NEW,
+        )
+        for number in range(1, 5)
+    ]
+    told = most_telling_first([of("optimizer_state", 80, line=9), *places], 120)
+    assert cause_of(told, 120, "total").text.startswith("+40 B of parameter throughout net, first ")
+
+
 def test_of_growth_all_over_a_changed_line_is_told_as_the_first():
     def member(number, **changes):
         contributor = replace(made(10, module=f"net.{number}", line=number), order=number)
