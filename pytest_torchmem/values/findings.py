@@ -108,7 +108,13 @@ def sizes_now(owner: str, limits: Mapping[str, Size]) -> dict[str, int]:
 
 def _size_now(owner: str, key: str, size: Size) -> int:
     try:
-        return parse_size(size() if callable(size) else size)
+        value = size() if callable(size) else size
+        if value is None:
+            raise MarkerError(
+                "it returned None; it has to return an int in bytes or text such as '64MiB'. For "
+                "no limit, give None instead of the callable"
+            )
+        return parse_size(value)
     except Exception as error:
         reason = error.sentence if isinstance(error, TorchmemError) else error
         raise MarkerError(

@@ -250,6 +250,13 @@ def test_a_callable_limit_that_raises_fails_its_test_only(project):
     result.stdout.fnmatch_lines(["*could not be computed: ZeroDivisionError: *[[]bad-argument]"])
 
 
+def test_a_callable_limit_that_returns_nothing_is_told_what_to_return(project):
+    project.write("@pytest.mark.memory_budget(lambda: None)\ndef test_a(): use(1)\n")
+    project.run().stdout.fnmatch_lines(
+        ["memory_budget, total: *: it returned None; it has to return an int *give None instead*"]
+    )
+
+
 BY_DEVICE = """
 @pytest.mark.memory_budget({limits})
 @pytest.mark.memory_budget(temporary="1B", device="{device}")
