@@ -92,6 +92,10 @@ class BaselineStore:
         root = self.folder or next(p for p in path.parents if p.name == FOLDER)
         return path.relative_to(root).parts[0]
 
+    def forget(self) -> None:
+        """Read files anew that have been moved meanwhile."""
+        self._files.clear()
+
     def keys(self, path: Path, environment: Environment) -> frozenset[str]:
         """Return the keys of all entries in a file. Raises `BaselineError`."""
         return frozenset(self._entries(path, environment).lines)

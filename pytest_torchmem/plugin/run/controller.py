@@ -26,6 +26,7 @@ from pytest_torchmem.plugin.run.updates import (
     Outcomes,
     apply,
     baseline_folders,
+    compared_anew,
     find_orphans,
     move,
     plan_updates,
@@ -294,8 +295,11 @@ class Collector:
         )
         orphans = self._find_orphans()
         followed = self._follow_modules(orphans)
+        compares = bool(settings.accepted) and not settings.dry_run
+        if followed and compares:
+            self.summary = compared_anew(self.summary, followed, store)
         plans = plan_updates(self.summary, outcomes, settings, store)
-        plans = [plan for plan in plans if plan.module not in followed]
+        plans = [plan for plan in plans if compares or plan.module not in followed]
         if not settings.accepted:
             self._lines += unused_lines(plan.unused.keys() - plan.renames.keys() for plan in plans)
         if settings.accepted and settings.ask:
@@ -360,7 +364,7 @@ class Collector:
                     remove(orphan)
             except OSError as error:
                 self.add_problem(str(BaselineError(f"a baseline cannot be moved: {error}")))
-        if moved and settings.require_baseline:
+        if moved and settings.require_baseline and not settings.accepted:
             self.add_problem(
                 "tests whose files have moved were compared with no baseline; the next run "
                 f"compares them [{FindingKind.NO_BASELINE.value}]"
@@ -380,6 +384,7 @@ class Collector:
                 is_stored = any(self._shown(file) in stored for file in files)
                 follows = settings.follow_renames
                 moved = follows and not dry
+                is_stored = is_stored or (moved and bool(settings.accepted))
                 yield orphan_line(*what, self._shown(new), moved, is_stored, dry and follows)
             else:
                 yield orphan_line(*what, "", not dry and Change.UNUSED in settings.accepted)

@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -25,7 +25,14 @@ from pytest_torchmem.store.baseline_file import read_any
 from pytest_torchmem.store.baselines import FOLDER, BaselineStore, entry_key, tell_git
 from pytest_torchmem.store.files import locked
 from pytest_torchmem.store.origins import origins_path
-from pytest_torchmem.values.baseline import BaselineEntry, Change, Environment, Numbers
+from pytest_torchmem.values.baseline import (
+    Allowance,
+    BaselineEntry,
+    Change,
+    Environment,
+    Numbers,
+    told_change,
+)
 from pytest_torchmem.values.errors import BaselineError
 from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window
@@ -363,6 +370,30 @@ def move(orphan: Orphan, store: BaselineStore) -> None:
             for old, new in ((origins_path(file), origins_path(target)), (file, target)):
                 if old.exists():
                     old.replace(new)
+
+
+def compared_anew(summary: RunSummary, moved: Collection[Path], store: BaselineStore) -> RunSummary:
+    """Return a run whose tests in ``moved`` modules are compared with what these were given.
+
+    Each difference counts, however small: their allowances are known to the tests alone.
+    """
+    store.forget()
+
+    def anew(test: MeasuredTest, window: Window) -> Window:
+        file, stored = Path(test.file), None
+        if file in moved and window.change is Change.NEW:
+            with contextlib.suppress(BaselineError):  # an entry that is stored anew
+                stored = store.entry(
+                    store.path(file, test.environment), test.environment, window.key
+                )
+        if stored is None:
+            return window
+        numbers = Numbers.of(stored), Numbers.measured(window.result)
+        change, changed = told_change(*numbers, Allowance(0, 0))
+        return replace(window, change=change, baseline_bytes=stored.total, changed=changed)
+
+    tests = (replace(t, windows=tuple(anew(t, w) for w in t.windows)) for t in summary.tests)
+    return replace(summary, tests=tuple(tests))
 
 
 def remove(orphan: Orphan) -> None:

@@ -320,12 +320,13 @@ def orphan_line(
     """Return what becomes of the baselines of a module that is gone.
 
     ``moved_to`` is the module that has most of its tests; ``done`` is true where the baselines were
-    moved there, or removed, and ``stored`` where an update stored those tests as new instead.
+    moved there, or removed, and ``stored`` where an update stored those tests as they are now.
     ``would_follow`` is true where only a dry run keeps them from being moved.
     """
     what = f"{one_line(module)} is gone and has baselines ({_entries(entry_count)}): "
     if moved_to and done:
-        return f"{what}moved to {one_line(moved_to)}, which the next run compares with them"
+        compared = "this run has compared" if stored else "the next run compares"
+        return f"{what}moved to {one_line(moved_to)}, which {compared} with them"
     if moved_to and stored:
         return (
             f"{what}{one_line(moved_to)} has its tests, stored as new now; the next run with "

@@ -36,7 +36,7 @@ from pytest_torchmem.values.measured import (
     RunSummary,
     Window,
 )
-from pytest_torchmem.values.results import Holder
+from pytest_torchmem.values.results import Fate, Holder
 from pytest_torchmem.values.units import format_change, format_size
 
 _NARROW: Final = 100
@@ -44,6 +44,10 @@ _SLIM: Final = 60
 _EACH_SHOWN: Final = 3
 """How many equal numbers in a row are each written out."""
 
+_FILLED_ONCE: Final = (
+    "a cache that is filled once is retained by whichever test comes first: "
+    "memory_budget(warmup=1), or a fixture, fills it before the body"
+)
 _CHANGED: Final = (Change.GROWN, Change.SHRUNK)
 _TEST_WIDTH: Final = 60
 
@@ -105,7 +109,8 @@ def failure_text(
         too = "raise the limit that fails, too, and " if FindingKind.OVER_LIMIT in kinds else ""
         lines += ["", f"if this change is wanted, {too}accept it with", f"    {command}"]
     elif FindingKind.NO_BASELINE in kinds:
-        lines += ["", "store one with", f"    {command}"]
+        renamed = "if it had another name, --torchmem-follow-renames takes its baseline along"
+        lines += ["", "store one with", f"    {command}", renamed]
     return "\n".join(lines)
 
 
@@ -140,6 +145,8 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
         lines += ["", f"retained at the end{of_region}, {total}:"]
         lines += live_table(result.retained.live, width, result.retained.total)
         lines += holder_lines(result.retained.holders)
+        if any(holder.fate is Fate.HELD for holder in result.retained.holders):
+            lines.append(_FILLED_ONCE)
     if growths := verdict.growths:
         allowed = next(f.allowed for f in verdict.findings if f.growths)
         title = f"grown against the baseline{of_region} ({allowed}):"

@@ -143,6 +143,11 @@ def test_a_net_failure_tells_both_parts_and_the_holder(failures):
     assert told.endswith("still held by test_it.CACHE['batch']")
 
 
+def test_who_fills_a_cache_first_is_told_of_a_warm_up(failures):
+    told = failures["end"].count("\na cache that is filled once is retained by whichever test ")
+    assert told == failures["end"].count("\nwhat keeps it alive:") - 1  # a cycle is no cache
+
+
 def test_garbage_that_others_left_is_no_part_of_what_a_body_freed(failures):
     assert failures["test_others_garbage_excuses_nothing"].startswith("retained a net 1.0 MiB, ")
 

@@ -13,6 +13,7 @@ def test_a_missing_baseline_fails_with_it_and_names_the_command(sized):
             "there is no baseline for test_a in __torchmem__/cpu-torch2.99/test_it.json "
             "[[]no-baseline]",
             "    pytest test_it.py::test_a --torchmem-update-baseline",
+            "if it had another name, --torchmem-follow-renames takes its baseline along",
         ]
     )
 

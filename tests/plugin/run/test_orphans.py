@@ -36,9 +36,8 @@ def test_a_plain_run_says_in_one_line_that_a_module_moved(moved):
     assert moved.baseline("test_old").read_bytes() == before
 
 
-@pytest.mark.parametrize("arguments", [(), ("--torchmem-update-baseline",)])
-def test_followed_it_is_compared_with_its_old_numbers_and_what_grew_fails(moved, arguments):
-    told = moved.run("--torchmem-follow-renames", *arguments)
+def test_followed_it_is_compared_with_its_old_numbers_and_what_grew_fails(moved):
+    told = moved.run("--torchmem-follow-renames")
     told.stdout.fnmatch_lines(["test_old.py is gone *: moved to deep/test_new.py, which *"])
     assert not moved.baseline("test_old").exists()
     assert not moved.baseline("test_old").with_suffix(".origins").exists()
@@ -46,6 +45,29 @@ def test_followed_it_is_compared_with_its_old_numbers_and_what_grew_fails(moved,
     told.assert_outcomes(passed=2, failed=1)
     told.stdout.fnmatch_lines(["*400.0 MiB, +391.0 MiB (+4,344 %) over the baseline of 9.0 MiB: *"])
     told.stdout.no_fnmatch_line("*is gone*")
+
+
+def test_one_update_follows_a_module_and_stores_what_grew_and_what_is_new(moved):
+    extra = "\n@pytest.mark.memory_baseline\ndef test_d(): use(3 * MiB)\n"
+    moved.write(BODY.format(400) + extra, "deep/test_new")
+    told = moved.update("--torchmem-follow-renames", "--torchmem-require-baseline")
+    told.assert_outcomes(passed=4)
+    told.stdout.fnmatch_lines(
+        [
+            "  new: test_d: 3.0 MiB*",
+            "  grown: test_a: 9.0 MiB -> 400.0 MiB*",
+            "test_old.py is gone *: moved to deep/test_new.py, which this run has compared with *",
+        ]
+    )
+    told.stdout.no_fnmatch_line("*: test_b: *")
+    again = moved.run("--torchmem-require-baseline", "--torchmem-fail-shrunk")
+    again.assert_outcomes(passed=4)
+    again.stdout.no_fnmatch_line("*is gone*")
+
+
+def test_an_update_that_accepts_new_ones_alone_leaves_what_grew_to_the_next_run(moved):
+    moved.update("--torchmem-follow-renames", "--torchmem-accept=new")
+    moved.run().assert_outcomes(passed=2, failed=1)
 
 
 def test_where_a_baseline_is_required_a_run_that_only_followed_one_fails(moved):
