@@ -212,11 +212,11 @@ class BodyMeasurement:
         sizes = [contributor.size_bytes for contributor, _ in state["used"]]
         return simulate(Requests.from_columns([True] * len(sizes), sizes, range(len(sizes))))
 
-    def new_loop(self, steps_of=""):
-        return "loop"
-
-    def step(self, loop):
-        self._steps.append(sum(c.size_bytes for c, retained in state["used"] if retained))
+    def steps(self, n, warmup, steps_of=""):
+        for step in range(warmup + n):
+            yield step
+            if step >= warmup:
+                self._steps.append(sum(c.size_bytes for c, retained in state["used"] if retained))
 
     def note_holders(self):
         pass

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
-from pytest_torchmem.analysis.judge.differences import whole_entry
 from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.analysis.sampling import sketch
 from pytest_torchmem.report.text.tables import one_line
@@ -119,7 +118,7 @@ def _measurements(name: str, runs: list[RunReport], unjudged: bool) -> Measureme
     results = [(key, window.result) for key, window in windows]
     return Measurements(
         name,
-        {key: whole_entry(result) for key, result in results},
+        {key: BaselineEntry.whole(result) for key, result in results},
         runs[0] if len(runs) == 1 else None,
         frozenset(key for key, result in results if result.estimated),
         dict(windows),

@@ -37,6 +37,7 @@ from pytest_torchmem.values.findings import (
     Verdict,
     limits_on,
     read_limits,
+    require_steps,
     sizes_now,
 )
 from pytest_torchmem.values.json_values import shown
@@ -213,19 +214,8 @@ class Measure(MeasuredNumbers):
         What the marked steps leave behind is the growth. Raises `MarkerError` for numbers that
         make no steps.
         """
-        if not is_run_count(n, 1) or not is_run_count(warmup, 0):
-            raise MarkerError(
-                f"steps cannot make {shown(n)} steps after {shown(warmup)} for warm-up"
-            )
-        return self._marked_steps(n, warmup)
-
-    def _marked_steps(self, n: int, warmup: int) -> Iterator[int]:
-        measurement = self._recording()
-        loop = measurement.new_loop(self._steps_of)
-        for step in range(warmup + n):
-            yield step
-            if step >= warmup:
-                measurement.step(loop)
+        require_steps("steps", n, warmup)
+        return self._recording().steps(n, warmup, self._steps_of)
 
     def _recording(self) -> BodyMeasurement:
         if self._measurement is None:
@@ -271,7 +261,7 @@ class Measure(MeasuredNumbers):
         """
         window = (replace(self.result, name=""), self.picture())
         inner = ((region.result, None) for region in self._inner)
-        return write_windows(path, self.shown_name, [window, *inner])
+        return write_windows(path, [(self.shown_name, [window, *inner])])
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write everything that was recorded to a file that `load_trace` reads."""

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from os import PathLike, getpid
@@ -213,14 +213,17 @@ class BodyMeasurement(GpuQuestions):
             recorder.sample_graphs(end)
             region.end = end
 
-    def new_loop(self, steps_of: str = "") -> str:
-        """Return what to call the steps of one more loop of the body, or of a region."""
-        self._loop_count += 1
-        return f"{steps_of}{LOOP}{self._loop_count}"
+    def steps(self, n: int, warmup: int, steps_of: str = "") -> Iterator[int]:
+        """Yield the numbers of the steps of one more loop, and note where those of ``n`` end.
 
-    def step(self, loop: str) -> None:
-        """Note the end of a step of a loop; see `new_loop`."""
-        self._recording().mark(MarkKind.STEP, loop)
+        The loop is the body's own, or that of a region; see `region`.
+        """
+        self._loop_count += 1
+        loop = f"{steps_of}{LOOP}{self._loop_count}"
+        for step in range(warmup + n):
+            yield step
+            if step >= warmup:
+                self._recording().mark(MarkKind.STEP, loop)
 
     def note_holders(self) -> None:
         """Note how local variables lead to what the steps left behind; at the end they are gone."""

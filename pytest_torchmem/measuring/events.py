@@ -37,11 +37,16 @@ def read_events(profile: object) -> Events:
     """
     if isinstance(profile, MemoryProfile):
         return Events(profile.tree)
-    if isinstance(profile, Trace):
-        return Events(build_op_tree(profile))
-    from pytest_torchmem.record.tree.from_profiler import trace_of
+    return Events(build_op_tree(trace_in(profile, whole=True)))
 
-    return Events(build_op_tree(trace_of(profile, whole=True)))
+
+def trace_in(profile: object, device: str | None = None, *, whole: bool = False) -> Trace:
+    """Return a `Trace` as it is, or that of a finished profile; see `trace_of`."""
+    if isinstance(profile, Trace):
+        return profile
+    from pytest_torchmem.record.tree.from_profiler import trace_of  # reading needs no torch
+
+    return trace_of(profile, device, whole)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -16,12 +15,13 @@ from pytest_torchmem.analysis.events.op_tree import build_op_tree, start_ns
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.analysis.sampling import sketch_timeline
 from pytest_torchmem.analysis.storages.explanation import OwnPass
+from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.analysis.torch_view.torch_timeline import (
     TorchMemoryProfile,
     coalesced,
     raw_changes,
 )
-from pytest_torchmem.measuring.events import read_events
+from pytest_torchmem.measuring.events import read_events, trace_in
 from pytest_torchmem.report.page.html import picture_page
 from pytest_torchmem.report.viewers.memory_viz import pickled
 from pytest_torchmem.report.viewers.perfetto import chrome_trace
@@ -45,11 +45,8 @@ def analyze(
     ``pytest_torchmem_category_passes`` returns them. Raises `TraceError` for a profile that has
     not finished.
     """
-    if isinstance(profile, Trace):
-        return analyze_trace(profile, device, passes)
-    from pytest_torchmem.record.tree.from_profiler import trace_of
-
-    return analyze_trace(trace_of(profile, device), passes=passes)
+    of_trace = device if isinstance(profile, Trace) else None
+    return analyze_trace(trace_in(profile, device), of_trace, passes)
 
 
 def export_memory_timeline(
@@ -77,24 +74,29 @@ def export_memory_timeline(
         raise ReportError(
             f"{name}: a memory timeline is written as {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}"
         )
-    from pytest_torchmem.record.tree.from_profiler import default_device, trace_of
+    from pytest_torchmem.record.tree.from_profiler import default_device
 
     device = device or default_device()
-    trace = profile if isinstance(profile, Trace) else trace_of(profile, device)
-    if labels == "torch":
-        theirs = TorchMemoryProfile(build_op_tree(trace))
-        timeline = theirs.timeline(device)
-        raw, summed = partial(theirs.raw, device), partial(theirs.coalesced, device)
-    else:
-        own = analyze_trace(trace, device if device in trace.devices else None)
-        timeline, begin_ns = own.timeline, start_ns(own.tree)
-        raw = partial(raw_changes, timeline, begin_ns)
-        summed = partial(coalesced, timeline, begin_ns)
-    if name.endswith(".html"):
-        page = picture_page(sketch_timeline(timeline), title=device)
+    data = _timeline_as(name, trace_in(profile, device), device, labels)
+    if isinstance(data, Timeline):
+        page = picture_page(sketch_timeline(data), title=device)
         Path(name).write_text(page, encoding="utf-8")
     else:
-        write_json(name, raw() if name.endswith("raw.json.gz") else summed())
+        write_json(name, data)
+
+
+def _timeline_as(name: str, trace: Trace, device: str, labels: Labels) -> object:
+    """Return the timeline of a device; for a file of JSON its changes, or its sums at each time."""
+    is_page, is_raw = name.endswith(".html"), name.endswith("raw.json.gz")
+    if labels == "torch":
+        theirs = TorchMemoryProfile(build_op_tree(trace))
+        if is_page:
+            return theirs.timeline(device)
+        return theirs.raw(device) if is_raw else theirs.coalesced(device)
+    own = analyze_trace(trace, device if device in trace.devices else None)
+    if is_page:
+        return own.timeline
+    return (raw_changes if is_raw else coalesced)(own.timeline, start_ns(own.tree))
 
 
 def export_chrome_trace(

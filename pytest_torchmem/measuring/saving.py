@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -55,15 +55,13 @@ def save_results(path: str | os.PathLike[str], results: Iterable[Result]) -> Pat
         seen[name] += 1
         numbered = f"{name} ({seen[name]})" if seen[name] > 1 else name
         tests.append((numbered, [(replace(result, name=""), None)]))
-    return _write(path, tests)
+    return write_windows(path, tests)
 
 
-def write_windows(path: str | os.PathLike[str], name: str, windows: Iterable[Drawn]) -> Path:
-    """Write one measurement: the whole first, with no name, then its regions."""
-    return _write(path, [(name, list(windows))])
-
-
-def _write(path: str | os.PathLike[str], tests: Iterable[tuple[str, list[Drawn]]]) -> Path:
+def write_windows(
+    path: str | os.PathLike[str], tests: Iterable[tuple[str, Sequence[Drawn]]]
+) -> Path:
+    """Write measurements by name: of each the whole first, with no name, then its regions."""
     from pytest_torchmem.record.environment import current_rank  # reading needs no torch
 
     rank = current_rank()
@@ -73,7 +71,7 @@ def _write(path: str | os.PathLike[str], tests: Iterable[tuple[str, list[Drawn]]
     return place
 
 
-def _measured(name: str, windows: list[Drawn]) -> MeasuredTest:
+def _measured(name: str, windows: Sequence[Drawn]) -> MeasuredTest:
     from pytest_torchmem.record.environment import environment
 
     kept = (

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.op_tree import OpTree, build_op_tree
 from pytest_torchmem.analysis.torch_view.torch_timeline import TorchMemoryProfile
-from pytest_torchmem.values.trace import OVERLOADS_JOIN, EventKind, Scope, Trace
+from pytest_torchmem.measuring.events import trace_in
+from pytest_torchmem.values.trace import OVERLOADS_JOIN, EventKind, Scope
 
 _KINDS: Final = tuple(EventKind)
 _SCOPES: Final = tuple(Scope)
@@ -149,7 +150,7 @@ class OpTreeView:
     """
 
     def __init__(self, result: object) -> None:
-        self.tree = result if isinstance(result, OpTree) else build_op_tree(_trace_of(result))
+        self.tree = result if isinstance(result, OpTree) else build_op_tree(trace_in(result))
 
     @cached_property
     def labelled(self) -> TorchMemoryProfile:
@@ -181,14 +182,6 @@ class OpTreeView:
 
     def _events(self, rows: NDArray[np.int64]) -> list[TreeEvent]:
         return [TreeEvent(self.columns, row) for row in rows.tolist()]
-
-
-def _trace_of(result: object) -> Trace:
-    if isinstance(result, Trace):
-        return result
-    from pytest_torchmem.record.tree.from_profiler import trace_of
-
-    return trace_of(result)
 
 
 def get_scopes(event: TreeEvent | None) -> tuple[Scope, ...]:

@@ -109,14 +109,24 @@ class BaselineEntry(JsonFields):
 
     @classmethod
     def of(cls, result: Result) -> BaselineEntry:
+        """Return the entry that a result is stored as."""
+        entry = cls.whole(result)
+        sides = map(_largest, (entry.live, entry.retained_live, entry.at_peak_live))
+        live, retained_live, at_peak_live = sides
+        return replace(entry, live=live, retained_live=retained_live, at_peak_live=at_peak_live)
+
+    @classmethod
+    def whole(cls, result: Result) -> BaselineEntry:
+        """Return the same with every contributor that the result names."""
+        peak, retained = result.peak, result.retained
         return cls(
-            total=result.peak.total,
-            at_peak=result.peak.at_peak,
-            peaks=result.peak.by_category,
-            live=_largest(result.peak.live_by_category or result.peak.live),
-            retained=result.retained.by_category,
-            retained_live=_largest(result.retained.live),
-            at_peak_live=_largest(result.peak.live),
+            total=peak.total,
+            at_peak=peak.at_peak,
+            peaks=peak.by_category,
+            live=peak.live_by_category or peak.live,
+            retained=retained.by_category,
+            retained_live=retained.live,
+            at_peak_live=peak.live,
         )
 
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from pytest_torchmem.values.baseline import Change, ChangedNumber
+from pytest_torchmem.values.baseline import Allowance, Change, ChangedNumber
 from pytest_torchmem.values.contributors import Category, Contributor
 from pytest_torchmem.values.errors import MarkerError, SizeError, TorchmemError, is_torchmem_error
 from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.results import Result, meant
-from pytest_torchmem.values.units import parse_size
+from pytest_torchmem.values.units import is_run_count, parse_floor, parse_fraction, parse_size
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
@@ -50,6 +50,31 @@ def require_known(owner: str, given: Iterable[str], keys: tuple[str, ...]) -> No
         if key not in keys:
             near = meant(key, keys)
             raise MarkerError(f"{owner} has no argument {key!r}{near}; it takes {', '.join(keys)}")
+
+
+def require_steps(owner: str, n: object, warmup: object) -> None:
+    """Raise `MarkerError` for numbers that make no steps."""
+    if not is_run_count(n, 1) or not is_run_count(warmup, 0):
+        raise MarkerError(f"{owner} cannot make {shown(n)} steps after {shown(warmup)} for warm-up")
+
+
+def read_allowance(
+    owner: str, tolerance: object, floor: object, defaults: Allowance | None = None
+) -> Allowance:
+    """Return how far from a baseline a number may be; None stands for the default.
+
+    Raises `MarkerError`, which begins with ``owner``.
+    """
+    try:
+        if defaults is not None and tolerance is None:
+            share = defaults.tolerance
+        else:
+            share = parse_fraction(tolerance)
+        if defaults is not None and floor is None:
+            return replace(defaults, tolerance=share)
+        return Allowance(share, *parse_floor(floor))
+    except SizeError as error:
+        raise MarkerError(f"{owner}: {error.sentence}") from None
 
 
 def limits_on(
@@ -103,23 +128,22 @@ def read_size(owner: str, key: str, value: object) -> Size:
 
 def sizes_now(owner: str, limits: Mapping[str, Size]) -> dict[str, int]:
     """Return limits in bytes; callables are called. Raises `MarkerError` if one fails."""
-    return {key: _size_now(owner, key, size) for key, size in limits.items()}
-
-
-def _size_now(owner: str, key: str, size: Size) -> int:
+    sizes, key = dict[str, int](), ""
     try:
-        value = size() if callable(size) else size
-        if value is None:
-            raise MarkerError(
-                "it returned None; it has to return an int in bytes or text such as '64MiB'. For "
-                "no limit, give None instead of the callable"
-            )
-        return parse_size(value)
+        for key, size in limits.items():
+            value = size() if callable(size) else size
+            if value is None:
+                raise MarkerError(
+                    "it returned None; it has to return an int in bytes or text such as '64MiB'. "
+                    "For no limit, give None instead of the callable"
+                )
+            sizes[key] = parse_size(value)
     except Exception as error:
         reason = error.sentence if isinstance(error, TorchmemError) else error
         raise MarkerError(
             f"{owner}, {key}: the limit could not be computed: {type(error).__name__}: {reason}"
         ) from error
+    return sizes
 
 
 class FindingKind(enum.Enum):

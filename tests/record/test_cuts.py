@@ -295,8 +295,7 @@ def test_no_session_begins_or_ends_while_the_timers_thread_may_come(
     for ending in (BodyMeasurement.stop, BodyMeasurement.cancel):
         measurement = BodyMeasurement("cpu")
         measurement.start()
-        for n in range(3):
-            measurement.step("loop")
+        for n in measurement.steps(3, 0):
             for _ in range(20 * n):
                 torch.ones(3)
         held.append(bool(safe_points._ASKED))

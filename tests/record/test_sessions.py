@@ -21,8 +21,7 @@ def train(measurement: BodyMeasurement) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.LayerNorm(64), nn.Linear(64, 8))
     optimizer = torch.optim.AdamW(model.parameters())
-    loop = measurement.new_loop()
-    for _ in range(4):
+    for _ in measurement.steps(4, 0):
         with measurement.region("forward"):
             loss = model(torch.ones(16, 32)).square().mean()
         with measurement.region("backward"):
@@ -30,16 +29,13 @@ def train(measurement: BodyMeasurement) -> None:
         optimizer.step()
         optimizer.zero_grad()
         KEPT.append(loss.detach())
-        measurement.step(loop)
 
 
 def infer(measurement: BodyMeasurement) -> None:
     cache = torch.zeros(4, 16)
-    loop = measurement.new_loop()
-    for _ in range(4):
+    for _ in measurement.steps(4, 0):
         with torch.no_grad(), measurement.region("token"):
             cache = torch.cat([cache, torch.ones(1, 16)])
-        measurement.step(loop)
 
 
 def measured(body: Callable[[BodyMeasurement], None]) -> list[Result]:

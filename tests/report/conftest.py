@@ -10,13 +10,11 @@ from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 def train_two_steps(measurement):
     net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))
     optimizer = torch.optim.AdamW(net.parameters())
-    loop = measurement.new_loop()
     with measurement.region("both"):
-        for _ in range(2):
+        for _ in measurement.steps(2, 0):
             net(torch.ones(32, 64)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            measurement.step(loop)
 
 
 @pytest.fixture(scope="session")

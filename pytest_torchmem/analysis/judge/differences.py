@@ -29,7 +29,6 @@ from pytest_torchmem.values.baseline import (
 )
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, common_module
 from pytest_torchmem.values.findings import Difference, DifferenceKind
-from pytest_torchmem.values.results import Result
 
 Key: TypeAlias = Callable[[Contributor], tuple[Hashable, ...]]
 _Pair: TypeAlias = tuple[Contributor | None, Contributor | None]
@@ -283,14 +282,9 @@ def entry_differences(
     Then comes what went the other way, each the largest first. Where the peaks of the total are
     asked about and are equal, each category's own peak is compared.
     """
-    if changed.key == "retained":
-        found: Iterable[Difference] = retained_differences(after, before)
-    elif changed.key != TOTAL:
-        found = category_differences(after, before, Category(changed.key))
-    elif after.total != before.total:
-        found = peak_differences(after, before)
-    else:
-        found = [d for category in Category for d in category_differences(after, before, category)]
+    is_same = changed.key == TOTAL and after.total == before.total
+    keys = [category.value for category in Category] if is_same else [changed.key]
+    found = [d for key in keys for d in number_differences(after, before, key)]
     shrank = changed.by_bytes < 0
 
     def place(difference: Difference) -> tuple[bool, int, tuple[str, ...]]:
@@ -300,45 +294,23 @@ def entry_differences(
     return tuple(sorted(found, key=place))
 
 
-def peak_differences(after: BaselineEntry, before: BaselineEntry) -> tuple[Difference, ...]:
-    """Return what made the total's peak larger, and what made it smaller.
+def number_differences(
+    after: BaselineEntry, before: BaselineEntry, key: str
+) -> tuple[Difference, ...]:
+    """Return what made a number of `Numbers` larger, and what made it smaller.
 
     An entry of an older format has only the categories' own peaks; they stand for the total's.
     """
-    then, known = before.at_peak_live, before.live
-    if not then:
-        then, known = before.live, ()
-    unlisted_bytes = before.total - sum(c.size_bytes for c in then)
-    return differences(after.at_peak_live, then, max(0, unlisted_bytes), known)
-
-
-def category_differences(
-    after: BaselineEntry, before: BaselineEntry, category: Category
-) -> tuple[Difference, ...]:
-    """Return what made a category's own peak larger, and what made it smaller."""
-    now, then = ([c for c in entry.live if c.category is category] for entry in (after, before))
-    unlisted_bytes = before.peaks[category] - sum(c.size_bytes for c in then)
-    return differences(now, then, max(0, unlisted_bytes))
-
-
-def retained_differences(after: BaselineEntry, before: BaselineEntry) -> tuple[Difference, ...]:
-    """Return what is retained and was not, and what no longer is."""
-    unlisted_bytes = before.retained.total - sum(c.size_bytes for c in before.retained_live)
-    return differences(after.retained_live, before.retained_live, max(0, unlisted_bytes))
-
-
-def whole_entry(result: Result) -> BaselineEntry:
-    """Return a result as the entry it would be stored as, with every contributor it names."""
-    peak, retained = result.peak, result.retained
-    return BaselineEntry(
-        total=peak.total,
-        at_peak=peak.at_peak,
-        peaks=peak.by_category,
-        live=peak.live_by_category or peak.live,
-        retained=retained.by_category,
-        retained_live=retained.live,
-        at_peak_live=peak.live,
-    )
+    known: Sequence[Contributor] = ()
+    if key == "retained":
+        now, then = after.retained_live, before.retained_live
+    elif key == TOTAL:
+        now, then = after.at_peak_live, before.at_peak_live or before.live
+        known = before.live if before.at_peak_live else ()
+    else:
+        now, then = ([c for c in e.live if c.category._value_ == key] for e in (after, before))
+    unlisted_bytes = Numbers.of(before).by_key[key] - sum(c.size_bytes for c in then)
+    return differences(now, then, max(0, unlisted_bytes), known)
 
 
 def compare(

@@ -10,18 +10,19 @@ from pytest_torchmem.analysis.judge.causes import cause_of, most_telling_first
 from pytest_torchmem.analysis.judge.differences import differences
 from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Reference
-from pytest_torchmem.values.errors import LimitError, MarkerError, RankError, SizeError
+from pytest_torchmem.values.errors import LimitError, MarkerError, RankError
 from pytest_torchmem.values.findings import (
     FindingKind,
     Size,
     Verdict,
     limits_on,
+    read_allowance,
     read_limits,
     read_size,
     sizes_now,
 )
 from pytest_torchmem.values.results import Result
-from pytest_torchmem.values.units import format_apart, format_size, parse_floor, parse_fraction
+from pytest_torchmem.values.units import format_apart, format_size
 
 _OWNER: Final = "check"
 """What messages say that a bad argument was given to."""
@@ -102,10 +103,11 @@ class RankResults:
         apart = {} if spread is None else {"spread": read_size(_OWNER, "spread", spread)}
         if not asked and not apart and before is None:
             raise MarkerError(f"{_OWNER} needs a limit, a spread or results to compare with")
-        wrong = self._over(sizes_now(_OWNER, limits_on(_OWNER, asked, ())))
+        sizes = sizes_now(_OWNER, limits_on(_OWNER, asked, ()))
+        judged = [(one, Verdict(one.result, judge_limits(one.result, sizes))) for one in self]
         if before is not None:
-            wrong += self._grown(before, _allowance(tolerance, floor))
-        wrong.sort(key=_telling)
+            judged += self._compared(before, read_allowance(_OWNER, tolerance, floor))
+        wrong = sorted(((one, v) for one, v in judged if v.failed), key=_telling)
         told = [
             (f"on rank {one.rank} of {len(self)}, {v.where}{v.findings[0].sentence}", v.kinds[0])
             for one, v in wrong
@@ -116,19 +118,14 @@ class RankResults:
             sentence, kind = told[0]
             raise LimitError(sentence, tuple(k.ends(text) for text, k in told), kind.value)
 
-    def _over(self, limits: dict[str, int]) -> list[tuple[RankResult, Verdict]]:
-        judged = ((one, Verdict(one.result, judge_limits(one.result, limits))) for one in self)
-        return [(one, verdict) for one, verdict in judged if verdict.failed]
-
-    def _grown(self, before: RankResults, allowance: Allowance) -> list[tuple[RankResult, Verdict]]:
+    def _compared(
+        self, before: RankResults, allowance: Allowance
+    ) -> Iterator[tuple[RankResult, Verdict]]:
         if len(before) != len(self):
             raise RankError(f"{len(before)} ranks cannot be compared with {len(self)}")
-        stored = (Reference.of(BaselineEntry.of(before.of(one.rank))) for one in self)
-        judged = (
-            (one, judge_baseline(one.result, reference, allowance))
-            for one, reference in zip(self, stored, strict=True)
-        )
-        return [(one, verdict) for one, verdict in judged if verdict.failed]
+        for one in self:
+            stored = Reference.of(BaselineEntry.of(before.of(one.rank)))
+            yield one, judge_baseline(one.result, stored, allowance)
 
     def _apart(self, allowed_bytes: int) -> list[str]:
         if self.spread_bytes <= allowed_bytes:
@@ -151,10 +148,3 @@ def _telling(pair: tuple[RankResult, Verdict]) -> tuple[bool, int, int]:
     one, verdict = pair
     first = verdict.findings[0]
     return first.kind.has_excess, -first.excess_bytes, one.rank
-
-
-def _allowance(tolerance: object, floor: object) -> Allowance:
-    try:
-        return Allowance(parse_fraction(tolerance), *parse_floor(floor))
-    except SizeError as error:
-        raise MarkerError(f"{_OWNER}: {error.sentence}") from None

@@ -17,12 +17,7 @@ from pytest_torchmem.analysis.judge.causes import (
     origin,
     tell_labels,
 )
-from pytest_torchmem.analysis.judge.differences import (
-    category_differences,
-    peak_differences,
-    retained_differences,
-    whole_entry,
-)
+from pytest_torchmem.analysis.judge.differences import number_differences
 from pytest_torchmem.values.baseline import (
     TOTAL,
     Allowance,
@@ -318,7 +313,7 @@ class _Sides:
 
     @cached_property
     def now(self) -> BaselineEntry:
-        return whole_entry(self.result)
+        return BaselineEntry.whole(self.result)
 
     @cached_property
     def then(self) -> BaselineEntry:
@@ -337,15 +332,11 @@ class _Sides:
     def growths(self, key: str, excess_bytes: int) -> tuple[Difference, ...]:
         """Return what grew, the most telling first; nothing for an entry without contributors."""
         now, entry = self.now, self.then
-        found: Sequence[Difference] = ()
         if entry.total and not entry.live:
             return ()
-        if key == "retained":
-            found = retained_differences(now, entry)
-        elif key == "total":
-            found = peak_differences(now, entry)
-        else:
-            found = tell_labels(category_differences(now, entry, Category(key)), self.lost)
+        found: Sequence[Difference] = number_differences(now, entry, key)
+        if key not in (TOTAL, "retained"):
+            found = tell_labels(found, self.lost)
         grown = (self._marked(d) for d in found if d.size_bytes > 0)
         return most_telling_first(grown, excess_bytes)
 

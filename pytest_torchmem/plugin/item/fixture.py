@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pytest_torchmem.plugin.item.body import Body, State, WarmupOver
 from pytest_torchmem.plugin.item.judging import SUFFIX, estimate_name
-from pytest_torchmem.plugin.options.marker import read_allowance
 from pytest_torchmem.values.errors import MarkerError, RecordingError, is_torchmem_error
-from pytest_torchmem.values.json_values import shown
+from pytest_torchmem.values.findings import read_allowance, require_steps
 from pytest_torchmem.values.results import Result
-from pytest_torchmem.values.units import is_run_count
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.estimated.estimated_result import Estimate
@@ -61,12 +59,10 @@ class Torchmem:
         of nested ones, the one that grows most counts. Raises `MarkerError` for numbers that make
         no steps and outside of the test body.
         """
-        if not is_run_count(n, 1) or not is_run_count(warmup, 0):
-            raise MarkerError(
-                f"torchmem.steps cannot make {shown(n)} steps after {shown(warmup)} for warm-up"
-            )
-        marks = self._state() is State.MEASURING
-        return self._marked_steps(n, warmup, marks)
+        require_steps("torchmem.steps", n, warmup)
+        if self._state() is not State.MEASURING:
+            return iter(range(warmup + n))
+        return self._marked_steps(n, warmup)
 
     def estimate(
         self,
@@ -119,14 +115,10 @@ class Torchmem:
         if state is State.MEASURING:
             self._body.measurement.save_trace(path)
 
-    def _marked_steps(self, n: int, warmup: int, marks: bool) -> Iterator[int]:
+    def _marked_steps(self, n: int, warmup: int) -> Iterator[int]:
         measurement = self._body.measurement
-        loop = measurement.new_loop() if marks else ""
-        for step in range(warmup + n):
-            yield step
-            if marks and step >= warmup:
-                measurement.step(loop)
-        if marks and "growth" in self._body.asked.limits:
+        yield from measurement.steps(n, warmup)
+        if "growth" in self._body.asked.limits:
             measurement.note_holders()
 
     def _state(self) -> State:

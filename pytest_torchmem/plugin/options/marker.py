@@ -12,18 +12,19 @@ import pytest
 from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET, uses_fixture
 from pytest_torchmem.plugin.options.settings import checked_device_name
 from pytest_torchmem.values.baseline import Allowance
-from pytest_torchmem.values.errors import DeviceNameError, MarkerError, SizeError, is_torchmem_error
+from pytest_torchmem.values.errors import DeviceNameError, MarkerError, is_torchmem_error
 from pytest_torchmem.values.findings import (
     LIMIT_KEYS,
     Size,
     SizeByDevice,
     limits_on,
+    read_allowance,
     read_limits,
     require_known,
     sizes_now,
 )
 from pytest_torchmem.values.json_values import shown
-from pytest_torchmem.values.units import MOST_RUNS, is_run_count, parse_floor, parse_fraction
+from pytest_torchmem.values.units import MOST_RUNS, is_run_count
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
@@ -86,8 +87,12 @@ def read_markers(item: pytest.Item, defaults: Allowance) -> Asked:
     comparison: dict[str, object] = {}
     marks = list(closest_first(item, BASELINE))
     for mark in marks:
-        comparison = {**_baseline_arguments(mark), **comparison}
+        if mark.args:
+            raise MarkerError(f"{BASELINE} takes keywords only, got {shown(mark.args[0])}")
+        require_known(BASELINE, mark.kwargs, _BASELINE_KEYS)
+        comparison = {**mark.kwargs, **comparison}
     others = {key: budget.pop(key, None) for key in ("device", "warmup", "collect")}
+    collect = False if others["collect"] is None else others["collect"]
     tolerance, floor = comparison.get("tolerance"), comparison.get("floor")
     asked = Asked(
         limits=read_limits(BUDGET, budget),
@@ -95,8 +100,10 @@ def read_markers(item: pytest.Item, defaults: Allowance) -> Asked:
         allowance=read_allowance(BASELINE, tolerance, floor, defaults),
         device=_device(others["device"]),
         warmup=_warmup(item, 0 if others["warmup"] is None else others["warmup"]),
-        collect=_collect(False if others["collect"] is None else others["collect"]),
+        collect=bool(collect),
     )
+    if not isinstance(collect, bool):
+        raise MarkerError(f"{BUDGET}, collect: {shown(collect)} is not True or False")
     is_empty = (budget or any(others.values())) and not asked.anything
     if is_empty and None not in budget.values() and not uses_fixture(item):
         text = "sets a device, a warm-up or collect, and no marker sets a limit"
@@ -150,26 +157,6 @@ def _budget_arguments(mark: pytest.Mark) -> dict[str, object]:
     return {"total": mark.args[0], **given} if mark.args else {**given}
 
 
-def _baseline_arguments(mark: pytest.Mark) -> dict[str, object]:
-    if mark.args:
-        raise MarkerError(f"{BASELINE} takes keywords only, got {shown(mark.args[0])}")
-    require_known(BASELINE, mark.kwargs, _BASELINE_KEYS)
-    return {**mark.kwargs}
-
-
-def read_allowance(owner: str, tolerance: object, floor: object, defaults: Allowance) -> Allowance:
-    """Return how far from a baseline a number may be; None stands for the default.
-
-    Raises `MarkerError`, which begins with ``owner``.
-    """
-    try:
-        share = defaults.tolerance if tolerance is None else parse_fraction(tolerance)
-        usual = defaults.floor_bytes, defaults.floor_share
-        return Allowance(share, *(usual if floor is None else parse_floor(floor)))
-    except SizeError as error:
-        raise MarkerError(f"{owner}: {error.sentence}") from None
-
-
 def _device(value: object) -> str:
     # A torch.device reads as its name, and asking for its type would mean importing torch.
     text = str(value) if type(value).__module__ == "torch" else value
@@ -195,12 +182,6 @@ def _warmup(item: pytest.Item, value: object) -> int:
             f"{BUDGET}, warmup: the body of a {type(item).__name__} cannot be run twice by the "
             "plugin; warm up inside the test, for instance with torchmem.steps(n, warmup=1)"
         )
-    return value
-
-
-def _collect(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise MarkerError(f"{BUDGET}, collect: {shown(value)} is not True or False")
     return value
 
 

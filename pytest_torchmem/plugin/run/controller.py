@@ -44,6 +44,7 @@ from pytest_torchmem.plugin.run.workers import (
 from pytest_torchmem.report.text.github import cause_lines, error_commands, line_commands
 from pytest_torchmem.report.text.markdown import step_summary
 from pytest_torchmem.report.text.tables import (
+    OrphanEnd,
     change_table,
     cut_short_lines,
     diff_lines,
@@ -382,12 +383,16 @@ class Collector:
                 measured = (t for t in self.summary.tests if t.environment and Path(t.file) == new)
                 files = {self.run.store.path(new, test.environment) for test in measured}
                 is_stored = any(self._shown(file) in stored for file in files)
-                follows = settings.follow_renames
-                moved = follows and not dry
-                is_stored = is_stored or (moved and bool(settings.accepted))
-                yield orphan_line(*what, self._shown(new), moved, is_stored, dry and follows)
+                end = OrphanEnd.STORED_ANEW if is_stored else OrphanEnd.MAY_MOVE
+                if settings.follow_renames and not dry:
+                    compared = is_stored or settings.accepted
+                    end = OrphanEnd.MOVED_AND_COMPARED if compared else OrphanEnd.MOVED
+                elif settings.follow_renames and not is_stored:
+                    end = OrphanEnd.WOULD_MOVE
+                yield orphan_line(*what, end, self._shown(new))
             else:
-                yield orphan_line(*what, "", not dry and Change.UNUSED in settings.accepted)
+                is_removed = not dry and Change.UNUSED in settings.accepted
+                yield orphan_line(*what, OrphanEnd.REMOVED if is_removed else OrphanEnd.KEPT)
 
     def _shown(self, path: Path) -> str:
         return relative_path(path, self.config.invocation_params.dir)

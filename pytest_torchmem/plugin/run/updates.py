@@ -194,11 +194,7 @@ def _planned(
 ) -> FilePlan:
     """Return a plan with what is written and renamed; ``keys`` are those in the file."""
     left = {key: entry for key, entry in plan.unused.items() if entry is not None}
-    new = {
-        w.key: Renameable(w.result.name, BaselineEntry.of(w.result))
-        for w in windows
-        if left and w.change is Change.NEW
-    }
+    new = {w.key: w for w in windows if left and w.change is Change.NEW}
     renames = find_renames(left, new) if new else {}
     moved = set(renames.values()) if settings.follow_renames else set()
     written = tuple(w for w in windows if w.change in settings.accepted or w.key in moved)
@@ -248,24 +244,14 @@ def _of_doctest(key: str) -> bool:
     return "." in key.partition("[")[0].partition("::")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Renameable:
-    """A new measurement: its region, ``""`` for the whole body, and what it would store."""
-
-    region: str
-    entry: BaselineEntry
-
-
-def find_renames(
-    unused: Mapping[str, BaselineEntry], new: Mapping[str, Renameable]
-) -> dict[str, str]:
-    """Return new keys by old ones, for entries of one module.
+def find_renames(unused: Mapping[str, BaselineEntry], new: Mapping[str, Window]) -> dict[str, str]:
+    """Return new keys by old ones, for entries of one module; ``new`` are measured, by key.
 
     Two belong together when their parameters, their region and all their numbers are equal, or
     their function instead of their parameters, and neither could belong to another one: a guess is
     worse than a question.
     """
-    regions = {measured.region for measured in new.values()}
+    regions = {window.result.name for window in new.values()}
     found: dict[str, str] = {}
     for kept in (slice(1, None), slice(1)):  # the parameters of a test, its function
         signatures: dict[object, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
@@ -275,8 +261,9 @@ def find_renames(
                     numbers = Numbers.of(unused[key])
                     signatures[key.partition("[")[kept], region, numbers][0].append(key)
         for key in new.keys() - set(found.values()):
-            numbers = Numbers.of(new[key].entry)
-            signatures[key.partition("[")[kept], new[key].region, numbers][1].append(key)
+            result = new[key].result
+            signature = key.partition("[")[kept], result.name, Numbers.measured(result)
+            signatures[signature][1].append(key)
         found |= {
             old[0]: added[0] for old, added in signatures.values() if len(old) == len(added) == 1
         }

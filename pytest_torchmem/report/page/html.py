@@ -14,10 +14,11 @@ from html import escape
 from importlib import resources
 from typing import Final
 
-from pytest_torchmem.analysis.judge.differences import entry_differences, whole_entry
+from pytest_torchmem.analysis.judge.differences import entry_differences
 from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.report.page.svg import COLOURS, marks_of
 from pytest_torchmem.store.run_reports import RunReport, TestReport
+from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import Category, CategoryBytes
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.json_values import Json
@@ -235,7 +236,7 @@ def window_json(window: Window, with_pictures: bool) -> dict[str, Json]:
         data["baseline"] = {"total": entry.total, "own": entry.peaks.to_json()}
         data["differences"] = [
             {"who": d.contributor.to_json(), "bytes": d.size_bytes, "kind": d.kind.value}
-            for d in entry_differences(whole_entry(result), entry, window.told_by)
+            for d in entry_differences(BaselineEntry.whole(result), entry, window.told_by)
         ]
     return data
 

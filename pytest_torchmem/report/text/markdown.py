@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import Final
 
-from pytest_torchmem.analysis.judge.differences import entry_differences, whole_entry
+from pytest_torchmem.analysis.judge.differences import entry_differences
 from pytest_torchmem.store.run_reports import RunReport, TestReport
+from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.units import format_change, format_size
@@ -151,7 +152,8 @@ def _details(test: TestReport) -> str:
 def _causes(window: Window) -> Iterator[str]:
     if window.baseline is None:
         return
-    found = entry_differences(whole_entry(window.result), window.baseline, window.told_by)[:_CAUSES]
+    now = BaselineEntry.whole(window.result)
+    found = entry_differences(now, window.baseline, window.told_by)[:_CAUSES]
     if found:
         yield "\n| change | category | operator | module | source |\n|---:|---|---|---|---|"
     for difference in found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import enum
 import re
 import textwrap
 from collections import Counter
@@ -309,39 +310,25 @@ def unused_lines(unused: Iterable[Collection[str]]) -> list[str]:
     ]
 
 
-def orphan_line(
-    module: str,
-    entry_count: int,
-    moved_to: str,
-    done: bool,
-    stored: bool = False,
-    would_follow: bool = False,
-) -> str:
-    """Return what becomes of the baselines of a module that is gone.
+class OrphanEnd(enum.Enum):
+    """What becomes of the baselines of a module that is gone; ``{}`` is where most tests are."""
 
-    ``moved_to`` is the module that has most of its tests; ``done`` is true where the baselines were
-    moved there, or removed, and ``stored`` where an update stored those tests as they are now.
-    ``would_follow`` is true where only a dry run keeps them from being moved.
-    """
-    what = f"{one_line(module)} is gone and has baselines ({_entries(entry_count)}): "
-    if moved_to and done:
-        compared = "this run has compared" if stored else "the next run compares"
-        return f"{what}moved to {one_line(moved_to)}, which {compared} with them"
-    if moved_to and stored:
-        return (
-            f"{what}{one_line(moved_to)} has its tests, stored as new now; the next run with "
-            "--torchmem-update-baseline --torchmem-accept=unused removes the old ones"
-        )
-    if moved_to and would_follow:
-        return f"{what}a run without --torchmem-dry-run moves them to {one_line(moved_to)}"
-    if moved_to:
-        return (
-            f"{what}{one_line(moved_to)} has its tests and no baseline, and "
-            "--torchmem-follow-renames takes them along"
-        )
-    return what + (
-        "removed" if done else "--torchmem-update-baseline --torchmem-accept=unused removes them"
+    MOVED = "moved to {}, which the next run compares with them"
+    MOVED_AND_COMPARED = "moved to {}, which this run has compared with them"
+    STORED_ANEW = (
+        "{} has its tests, stored as new now; the next run with "
+        "--torchmem-update-baseline --torchmem-accept=unused removes the old ones"
     )
+    WOULD_MOVE = "a run without --torchmem-dry-run moves them to {}"
+    MAY_MOVE = "{} has its tests and no baseline, and --torchmem-follow-renames takes them along"
+    REMOVED = "removed"
+    KEPT = "--torchmem-update-baseline --torchmem-accept=unused removes them"
+
+
+def orphan_line(module: str, entry_count: int, end: OrphanEnd, tests_in: str = "") -> str:
+    """Return what becomes of the baselines of a module, whose tests are in another one now."""
+    told = end.value.format(one_line(tests_in))
+    return f"{one_line(module)} is gone and has baselines ({_entries(entry_count)}): {told}"
 
 
 def notices(summary: RunSummary, accepted: Collection[Change]) -> list[str]:
