@@ -121,7 +121,8 @@ class Originals:
                 self._functions[owner] = {
                     name: value
                     for name, value in vars(owner).items()
-                    if _is_function(value) and f"{owner.__name__}.{name}" not in _RECORDERS
+                    if (callable(value) or isinstance(value, classmethod | staticmethod | property))
+                    and f"{owner.__name__}.{name}" not in _RECORDERS
                 }
                 self._lookups.append(owner.__dict__.get)
                 self._values += self._functions[owner].values()
@@ -165,10 +166,6 @@ class OwnModules:
             names = [name for name in list(sys.modules) if name.partition(".")[0] == package]
             self._modules.update((name, sys.modules[name]) for name in names)
             self._count = len(sys.modules)
-
-
-def _is_function(value: object) -> bool:
-    return callable(value) or isinstance(value, (classmethod, staticmethod, property))
 
 
 def _replace_again(replaced: list[tuple[object, str, object]]) -> None:

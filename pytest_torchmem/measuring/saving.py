@@ -62,23 +62,20 @@ def write_windows(
     path: str | os.PathLike[str], tests: Iterable[tuple[str, Sequence[Drawn]]]
 ) -> Path:
     """Write measurements by name: of each the whole first, with no name, then its regions."""
-    from pytest_torchmem.record.environment import current_rank  # reading needs no torch
+    from pytest_torchmem.record.environment import current_rank, environment  # reads without torch
 
-    rank = current_rank()
+    rank, folder, reports = current_rank(), Path.cwd(), []
     place = path_of_rank(path, rank)
-    run = RunReport(tuple(TestReport(_measured(name, windows)) for name, windows in tests))
-    write_report(place, render_run(stamped(run, Path.cwd(), rank)))
+    for name, windows in tests:
+        kept = (
+            replace(unjudged(portable(result, folder), picture), key=entry_key(name, result.name))
+            for result, picture in windows
+        )
+        measured = MeasuredTest(name, "", environment(windows[0][0].device), tuple(kept))
+        reports.append(TestReport(measured))
+    run = stamped(RunReport(tuple(reports)), folder, rank)
+    write_report(place, render_run(run))
     return place
-
-
-def _measured(name: str, windows: Sequence[Drawn]) -> MeasuredTest:
-    from pytest_torchmem.record.environment import environment
-
-    kept = (
-        replace(unjudged(portable(result, Path.cwd()), picture), key=entry_key(name, result.name))
-        for result, picture in windows
-    )
-    return MeasuredTest(name, "", environment(windows[0][0].device), tuple(kept))
 
 
 def load_results(path: str | os.PathLike[str]) -> dict[str, Result]:

@@ -14,6 +14,7 @@ from pytest_torchmem.analysis.caching_allocator.allocator_history import (
 from pytest_torchmem.analysis.caching_allocator.allocator_run import (
     AllocatorRun,
     Fit,
+    ReservedPeak,
     fits,
     simulate,
 )
@@ -31,7 +32,6 @@ from pytest_torchmem.analysis.caching_allocator.requests import (
     RequestLog,
     Requests,
 )
-from pytest_torchmem.analysis.caching_allocator.reserved_peak import ReservedPeak
 from pytest_torchmem.values.errors import AllocatorSettingsError, RequestError
 
 __all__ = [

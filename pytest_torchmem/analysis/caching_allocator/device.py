@@ -332,16 +332,7 @@ class Device:
 
         Or what is ``completed``: it waits for nothing any more (``process_events``).
         """
-        self._end_deferral()
-        waiting, self.waiting = self.waiting, []
-        for entry in waiting:
-            if completed and entry[2]:
-                self.waiting.append(entry)
-            else:
-                self._release(entry[1])
-
-    def _end_deferral(self) -> None:
-        """Have blocks freed in a capture wait for earlier uses only: the others were joined."""
+        # Blocks freed in a capture wait for earlier uses only: the others were joined.
         for key, block in self._deferred:
             if block.streams:
                 self._wait_for_streams(key, block)
@@ -349,6 +340,12 @@ class Device:
                 block.streams = None
                 self._release(block)
         self._deferred = []
+        waiting, self.waiting = self.waiting, []
+        for entry in waiting:
+            if completed and entry[2]:
+                self.waiting.append(entry)
+            else:
+                self._release(entry[1])
 
     def _note_out_of_memory(self, row: int, requested: int, size: int) -> None:
         memory = self.memory

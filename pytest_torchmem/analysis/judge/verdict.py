@@ -223,7 +223,12 @@ def _reading(result: Result, key: str) -> int | _Unread:
     if key == "growth":
         return _growth_reading(result)
     if key in COUNTERS:
-        return _counter_reading(result, key)
+        counted: int | None = getattr(result.counters, key) if result.counters else None
+        if counted is None:
+            reason = f"nothing counted {key} bytes on {result.device}; limit the total"
+        else:
+            reason = f"the allocator of {result.device} counted no {key} bytes at all"
+        return counted or _Unread(FindingKind.NO_COUNTER, reason)
     if key == Category.ACTIVATION.value and not result.has_backward:
         return _Unread(
             FindingKind.NO_ACTIVATION,
@@ -247,17 +252,6 @@ def _growth_reading(result: Result) -> int | _Unread:
             "`for _ in torchmem.steps(4, warmup=1):` around the step",
         )
     return result.growth
-
-
-def _counter_reading(result: Result, key: str) -> int | _Unread:
-    if result.counters is None:
-        reason = f"nothing counted {key} bytes on {result.device}; limit the total"
-        return _Unread(FindingKind.NO_COUNTER, reason)
-    reading: int = getattr(result.counters, key)
-    if reading == 0:
-        reason = f"the allocator of {result.device} counted no {key} bytes at all"
-        return _Unread(FindingKind.NO_COUNTER, reason)
-    return reading
 
 
 def _nothing_read(result: Result, needed: str) -> Finding:
@@ -337,12 +331,12 @@ class _Sides:
         found: Sequence[Difference] = number_differences(now, entry, key)
         if key not in (TOTAL, "retained"):
             found = tell_labels(found, self.lost)
-        grown = (self._marked(d) for d in found if d.size_bytes > 0)
+        grown = (
+            replace(d, changed=bool((s := d.contributor.source) and self.code.is_changed(s)))
+            for d in found
+            if d.size_bytes > 0
+        )
         return most_telling_first(grown, excess_bytes)
-
-    def _marked(self, growth: Difference) -> Difference:
-        source = growth.contributor.source
-        return replace(growth, changed=True) if source and self.code.is_changed(source) else growth
 
 
 def with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Finding, ...]:

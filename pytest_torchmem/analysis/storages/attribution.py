@@ -23,7 +23,7 @@ from pytest_torchmem.analysis.events.op_tree import (
 from pytest_torchmem.analysis.storages.evidence import Evidence
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source, common_module
 from pytest_torchmem.values.packed import Column, PackedColumn, by_row
-from pytest_torchmem.values.trace import EventKind, MarkKind, Ownership, Scope, Trace, are_among
+from pytest_torchmem.values.trace import EventKind, MarkKind, Ownership, Scope, are_among
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +39,6 @@ class CompiledLine:
     operator: str
     source: Source | None
     modules: tuple[int, ...]
-
-
-def _compiled_lines(trace: Trace) -> dict[tuple[int, int], CompiledLine]:
-    """Return the meaning of each generated line, by the number of its file and its own."""
-    found: dict[tuple[int, int], CompiledLine] = {}
-    strings = trace.strings
-    for row in trace.compiled_lines.tolist():
-        file, line, operator, source_file, source_line, function, module = row
-        before = found.get((file, line))
-        modules = (*(before.modules if before else ()), *((module,) if module else ()))
-        source = None
-        if source_file >= 0:
-            source = Source(strings[source_file], source_line, strings[function])
-        found[file, line] = CompiledLine(strings[operator], source, modules)
-    return found
 
 
 # Operators that do nothing but allocate: whoever called them is the one to name.
@@ -264,7 +249,19 @@ class Attribution:
 
     @cached_property
     def _compiled(self) -> dict[tuple[int, int], CompiledLine]:
-        return _compiled_lines(self.evidence.tree.trace)
+        """The meaning of each generated line, by the number of its file and its own."""
+        found: dict[tuple[int, int], CompiledLine] = {}
+        trace = self.evidence.tree.trace
+        strings = trace.strings
+        for row in trace.compiled_lines.tolist():
+            file, line, operator, source_file, source_line, function, module = row
+            before = found.get((file, line))
+            modules = (*(before.modules if before else ()), *((module,) if module else ()))
+            source = None
+            if source_file >= 0:
+                source = Source(strings[source_file], source_line, strings[function])
+            found[file, line] = CompiledLine(strings[operator], source, modules)
+        return found
 
     @cached_property
     def _compiled_files(self) -> frozenset[int]:

@@ -200,7 +200,9 @@ class Collector:
             terminalreporter.write_line(line.text, **dict.fromkeys(line.styles, True))
         for text in self._lines:
             terminalreporter.write_line(text)
-        for name in self._unknown_fallbacks():
+        judged = (t for t, w in self.summary.windows if w.change is not Change.NOT_COMPARED)
+        compared = {Path(test.file) for test in judged}
+        for name in self.run.store.unknown_fallbacks(compared) if compared else ():
             text = f"--torchmem-baseline-from={name}: there is no baseline of that name"
             terminalreporter.write_line(text, yellow=True)
 
@@ -236,14 +238,6 @@ class Collector:
             with contextlib.suppress(ValueError):
                 file = Path(measured.file).relative_to(folder).as_posix()
         return TestReport(replace(measured, file=file), attempt.outcome, attempt.line, file)
-
-    def _unknown_fallbacks(self) -> tuple[str, ...]:
-        compared = {
-            Path(test.file)
-            for test, window in self.summary.windows
-            if window.change is not Change.NOT_COMPARED
-        }
-        return self.run.store.unknown_fallbacks(compared) if compared else ()
 
     def _tell_other_plugins(self, written: Sequence[Path]) -> None:
         hook = self.config.hook

@@ -180,18 +180,11 @@ def _row(test: TestReport, order: int) -> dict[str, Json]:
         "baseline_bytes": shown.baseline_bytes if shown else 0,
         "compared": bool(shown and shown.is_compared),
         "change": shown.change.value if shown else "",
-        "word": _word(test),
+        "word": (NOT_COMPARED if test.measured.raised else shown.change_word) if shown else "",
         "moved": shown.change_text if shown else "",
         "reference": shown.reference if shown else "",
         "limit": shown.limit_status if shown else "",
     }
-
-
-def _word(test: TestReport) -> str:
-    """Return a test's status beside the numbers of its change."""
-    if test.leading is None:
-        return ""
-    return NOT_COMPARED if test.measured.raised else test.leading.change_word
 
 
 def _content(test: TestReport, with_pictures: bool) -> dict[str, Json]:

@@ -20,7 +20,12 @@ LINES: Final = 9
 
 def error_commands(run: RunReport) -> list[str]:
     """Return the workflow commands for a run: an error for each test that failed over memory."""
-    return [_error(test) for test in _failed(run)[:ANNOTATIONS]]
+    commands = []
+    for test in _failed(run)[:ANNOTATIONS]:
+        title = f"{_subject(test)}: {test.measured.test.partition('::')[2]}"
+        properties = {"file": test.file, "line": str(test.line or ""), "title": title}
+        commands.append(_command("error", properties, test.sentence))
+    return commands
 
 
 def line_commands(run: RunReport, checked_out: Mapping[str, str]) -> list[str]:
@@ -33,7 +38,13 @@ def line_commands(run: RunReport, checked_out: Mapping[str, str]) -> list[str]:
         for file, line in cause_lines(test):
             if file in checked_out:
                 told[checked_out[file], line].append(test)
-    return [_warning(file, line, tests) for (file, line), tests in list(told.items())[:LINES]]
+    commands = []
+    for (file, line), (first, *others) in list(told.items())[:LINES]:
+        more = f" (and {len(others)} more)" if others else ""
+        properties = {"file": file, "line": str(line), "title": f"{_subject(first)} here"}
+        text = f"{first.measured.test}{more}: {first.sentence}"
+        commands.append(_command("warning", properties, text))
+    return commands
 
 
 def cause_lines(test: TestReport) -> tuple[tuple[str, int], ...]:
@@ -46,21 +57,6 @@ def cause_lines(test: TestReport) -> tuple[tuple[str, int], ...]:
 def _failed(run: RunReport) -> list[TestReport]:
     told = (test for test in run.ranked() if test.failed_windows or test.measured.problem)
     return [test for test in told if test.status == "failed"]
-
-
-def _error(test: TestReport) -> str:
-    line = str(test.line) if test.line else ""
-    name = test.measured.test.partition("::")[2]
-    properties = {"file": test.file, "line": line, "title": f"{_subject(test)}: {name}"}
-    return _command("error", properties, test.sentence)
-
-
-def _warning(file: str, line: int, tests: list[TestReport]) -> str:
-    first, *others = tests
-    more = f" (and {len(others)} more)" if others else ""
-    text = f"{first.measured.test}{more}: {first.sentence}"
-    properties = {"file": file, "line": str(line), "title": f"{_subject(first)} here"}
-    return _command("warning", properties, text)
 
 
 def _subject(test: TestReport) -> str:

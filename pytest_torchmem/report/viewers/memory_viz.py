@@ -27,7 +27,7 @@ def snapshot(profile: MemoryProfile) -> dict[str, Json]:
     """
     storages, window = profile.storages, profile.window
     rows = np.flatnonzero(profile.evidence.counted)
-    number = _device_number(profile.device)
+    number = int(profile.device.partition(":")[2] or 0)
     entries: list[tuple[float, int, dict[str, Json]]] = []
     for row in rows.tolist():
         block = _block(profile, row)
@@ -38,7 +38,9 @@ def snapshot(profile: MemoryProfile) -> dict[str, Json]:
             # What is freed at a rank makes room for what is made at it.
             entries.append((died, 0, {"action": "free_completed", **block}))
     entries.sort(key=lambda entry: entry[:2])
-    trace = [{**entry, "time_us": at} for at, entry in _timed(profile, entries)]
+    changes = np.searchsorted(profile.ranks, [rank for rank, *_ in entries], side="right") - 1
+    times_us = (profile.timeline.times_ns[changes.clip(0)] // 1000).tolist() if entries else []
+    trace = [{**e, "time_us": at} for at, (_, _, e) in zip(times_us, entries, strict=True)]
     traces: list[list[dict[str, Json]]] = [[] for _ in range(number)]
     return {"segments": list(_segments(profile, number)), "device_traces": [*traces, trace]}
 
@@ -46,10 +48,6 @@ def snapshot(profile: MemoryProfile) -> dict[str, Json]:
 def pickled(profile: MemoryProfile) -> bytes:
     """Return the snapshot as the bytes of a ``.pickle`` file, which memory_viz opens."""
     return pickle.dumps(snapshot(profile), protocol=_PROTOCOL)
-
-
-def _device_number(device: str) -> int:
-    return int(device.partition(":")[2] or 0)
 
 
 def _block(profile: MemoryProfile, row: int) -> dict[str, Json]:
@@ -73,16 +71,6 @@ def _frames(origin: Contributor) -> list[dict[str, Json]]:
         ("", 0, origin.module),
     ]
     return [{"filename": f, "line": n, "name": name} for f, n, name in places if name]
-
-
-def _timed(
-    profile: MemoryProfile, entries: list[tuple[float, int, dict[str, Json]]]
-) -> Iterator[tuple[int, dict[str, Json]]]:
-    ranks = np.array([rank for rank, _, _ in entries])
-    rows = np.searchsorted(profile.ranks, ranks, side="right") - 1
-    times_us = (profile.timeline.times_ns[rows.clip(0)] // 1000).tolist() if len(entries) else []
-    for at, (_, _, entry) in zip(times_us, entries, strict=True):
-        yield at, entry
 
 
 def _segments(profile: MemoryProfile, number: int) -> Iterator[dict[str, Json]]:
