@@ -71,8 +71,7 @@ def estimate(
     """
     if is_program(module_or_fn) and not args and not kwargs:
         return estimate_graph(module_or_fn, device=device)
-    _require_program(module_or_fn)
-    _require_options(backward, optimizer)
+    _require_program(module_or_fn, backward, optimizer)
     name = _device_name(device)
     try:
         run = record_fake_run(Program(module_or_fn, args, kwargs, backward, optimizer), name)
@@ -114,8 +113,8 @@ def estimate_pair(forward: object, backward: object, device: str | None = None) 
     return _result(join_pair(*graphs, _device_of(graphs, _device_name(device))))
 
 
-def _require_program(program: object) -> None:
-    """Raise `MarkerError` or `EstimateError` for what cannot be called for its memory."""
+def _require_program(program: object, backward: object, optimizer: object) -> None:
+    """Raise `MarkerError` or `EstimateError` for what cannot be called, or trained, for memory."""
     if not callable(program):
         raise MarkerError(f"estimate needs a module or a function, got {_shown(program)}")
     if isinstance(program, type) and hasattr(program, "forward"):
@@ -134,9 +133,6 @@ def _require_program(program: object) -> None:
         )
     if type(program).__module__.startswith("torch.jit"):
         raise EstimateError("a scripted module cannot be followed; give the one it was made from")
-
-
-def _require_options(backward: object, optimizer: object) -> None:
     if not isinstance(backward, bool):
         raise MarkerError(f"estimate, backward: {backward!r} is not True or False")
     if optimizer is not None and not callable(optimizer) and not hasattr(optimizer, "step"):

@@ -94,7 +94,7 @@ class Recorder:
     ) -> None:
         self._device = device
         self._say = say
-        self._held_bytes = self._event_count = 0
+        self._held_bytes = self._event_count = self._own_ns = 0
         #: What the body's reader must know of the recording, in a sentence each.
         self.notes: tuple[str, ...] = ()
         self._counters = CounterReader(device, empties_cache=empties_cache)
@@ -103,14 +103,11 @@ class Recorder:
         self._log = OwnershipLog(self._reader.strings, self._reader.device_names)
         self._ranges = OpenRanges()
         self._watch = OwnershipWatch(
-            self._log,
-            self.mark,
-            partial(self._between_sessions, open_ranges.BACKWARD),
+            self._log, self.mark, partial(self._between_sessions, open_ranges.BACKWARD)
         )
         self._marks = Rows(MARK)
         self._segments: list[Tables] = []
         self._profiler: profiler.Profiler | None = None
-        self._own_ns = 0
         self._session_began_s = 0.0
         self._let_go_once = False
         self._points = SafePoints(self._cut)

@@ -16,9 +16,14 @@ from pytest_torchmem.store.baseline_file import (
     render,
     text_of,
 )
-from pytest_torchmem.store.baseline_rows import entry_lines
+from pytest_torchmem.store.baseline_rows import (
+    entry_lines,
+    explains,
+    origin_line,
+    origins_path,
+    render_origins,
+)
 from pytest_torchmem.store.files import locked, remove_litter, replace_file
-from pytest_torchmem.store.origins import explains, origin_line, origins_path, render_origins
 from pytest_torchmem.values.baseline import BaselineEntry, Environment, Numbers, environment_name
 from pytest_torchmem.values.errors import BaselineError
 

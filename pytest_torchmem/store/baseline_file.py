@@ -21,18 +21,16 @@ from pytest_torchmem.store.baseline_rows import (
     Row,
     columns_of,
     encode,
+    entry_of,
     is_old,
     name_of_row,
     numbers_of,
     old_entry,
+    origins_path,
+    read_origins,
     row_line,
     rows_of,
     sentence_row,
-)
-from pytest_torchmem.store.origins import (
-    entry_of,
-    origins_path,
-    read_origins,
 )
 from pytest_torchmem.values.baseline import (
     BaselineEntry,

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
 
-from pytest_torchmem.store.origins import origins_path
+from pytest_torchmem.store.baseline_rows import origins_path
 from pytest_torchmem.values.contributors import Source
 
 _GIT_SECONDS: Final = 10

@@ -122,7 +122,6 @@ def _recorded(
     thread: DeviceThread,
 ) -> StaticRun:
     """Return the run for the device that is shown, with fakes that are said to be on another."""
-    without_grad = program.backward and not torch.is_grad_enabled()
     with contextlib.ExitStack() as stack:
         # A collection in the middle would come at a time that nobody can predict.
         stack.enter_context(gc_paused())
@@ -147,8 +146,6 @@ def _recorded(
         recorder = _run(program, fakes, found, None if runs_on == shown else (shown, runs_on))
         graph, lifetimes = recorder.recorded
     notes |= recorder.notes | _notes(shown, runs_on, graph, program, found)
-    if without_grad:
-        notes.add(_WITHOUT_GRAD)
     named = _on_device(graph, runs_on, shown)
     uncounted = uncounted_on_the_cpu if shown.type == "cpu" else uncounted_on_gpus
     numbers_bytes = recorder.numbers_bytes if shown.type == "cpu" else 0
@@ -289,6 +286,8 @@ def _notes(
             f"estimated for {shown} on a machine without one: `pytest --torchmem-simulate=H100` "
             "has its own operators"
         )
+    if program.backward and not torch.is_grad_enabled():
+        notes.add(_WITHOUT_GRAD)
     if program.backward and not any(n.phase is Phase.BACKWARD for n in graph.nodes):
         notes.add("nothing in the output requires a gradient, so there is no backward in it")
     if any(compiler.is_compiled(m) for _, m in found.modules.values()):

@@ -88,19 +88,14 @@ def find_gaps(
     """
     kinds, parents = np.array(tree.kinds, np.uint8), np.array(tree.parents, np.int64)
     is_call = are_calls(kinds)
-    call = np.cumsum(is_call) - 1
     in_function = (kinds == EventKind.TORCH_OP) & (parents >= 0)
     in_function &= kinds[parents] == EventKind.PY_CALL
     functions = {*parents[in_function].tolist(), cuts.resumed, cuts.left} - {-1}
     users = {function for function in functions if is_users(int(kept.row[function]))}
-    in_users = np.zeros(len(kinds) + 1, np.bool_)
-    in_users[list(users)] = True
     # A cut is no call of the function's own.
     is_call[list(cuts.own)] = False
-    rows = np.flatnonzero(in_users[parents])
-    rows = rows[np.argsort(parents[rows], kind="stable")]
-    below = _Below(tree, rows, parents[rows], call, np.flatnonzero(is_call[rows]).tolist())
-    runs = below.runs(np.flatnonzero(in_function[rows]))
+    below = _Below.of(tree, users, is_call)
+    runs = below.runs(np.flatnonzero(in_function[below.rows]))
     resumed = cuts.resumed if cuts.gap is not None else -1
     if resumed >= 0:
         runs.setdefault((resumed, below.calls_before(resumed)), [])
@@ -111,7 +106,7 @@ def find_gaps(
         after, before = below.line(function, number - 1), below.line(function, number)
         # The rest of a gap that was open at the beginning, or a gap of this session alone.
         gap = cuts.gap if function == resumed and after is None and cuts.gap else Gap(-1, (), 0, 0)
-        operators = tuple(kept.row[rows[places]].tolist())
+        operators = tuple(kept.row[below.rows[places]].tolist())
         around = after or gap.after, before or 0
         gap = Gap(int(kept.row[function]), operators, *around, gap.earlier)
         if before is None and function == cuts.left and function in users:
@@ -144,6 +139,17 @@ class _Below:
     functions: NDArray[np.int64]
     call: NDArray[np.int64]
     calls: list[int]
+
+    @classmethod
+    def of(cls, tree: EventTree, users: set[int], is_call: NDArray[np.bool_]) -> _Below:
+        """Return what is below the functions in these rows; ``is_call`` has calls of their own."""
+        parents = np.array(tree.parents, np.int64)
+        in_users = np.zeros(len(parents) + 1, np.bool_)
+        in_users[list(users)] = True
+        rows = np.flatnonzero(in_users[parents])
+        rows = rows[np.argsort(parents[rows], kind="stable")]
+        call = np.cumsum(are_calls(np.array(tree.kinds, np.uint8))) - 1
+        return cls(tree, rows, parents[rows], call, np.flatnonzero(is_call[rows]).tolist())
 
     def runs(self, operators: NDArray[np.int64]) -> dict[tuple[int, int], list[int]]:
         """Return the operators between two calls, by function and number of the call after them."""
