@@ -79,8 +79,7 @@ def estimate(
         _require_arguments(module_or_fn, args, kwargs)
         raise
     except EstimateError as error:
-        # The way to it is through torch; the sentence names the user's own line.
-        raise error.with_traceback(None) from None
+        raise error.with_traceback(None) from None  # through torch; it names the user's own line
     return _result(run)
 
 
