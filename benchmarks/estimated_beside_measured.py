@@ -72,7 +72,7 @@ def measured(program: Program, device: str) -> Told:
 def estimated(program: Program) -> Told:
     """The estimate, or the refusal, and what is left of it."""
     from pytest_torchmem import estimate
-    from pytest_torchmem.analysis.estimated.intervals import largest_possible
+    from pytest_torchmem.analysis.estimated.static import largest_possible
     from pytest_torchmem.values.errors import TorchmemError
 
     step = program.build("meta") if program.on_meta else built(program, "cpu")

@@ -25,8 +25,7 @@ from pytest_torchmem.cli.inputs import (
     read_reports,
     recording_kind,
 )
-from pytest_torchmem.report.page.history_page import history_page
-from pytest_torchmem.report.text.history_text import history_plots, history_table
+from pytest_torchmem.report.history import history_page, history_plots, history_table
 from pytest_torchmem.report.text.tables import ANY_WIDTH, one_line
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate.gpus import parse_gpu

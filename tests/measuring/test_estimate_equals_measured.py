@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem import estimate, measure
-from pytest_torchmem.analysis.estimated.intervals import largest_possible
+from pytest_torchmem.analysis.estimated.static import largest_possible
 from pytest_torchmem.values.errors import EstimateError
 
 # What C++ wraps Python numbers in.

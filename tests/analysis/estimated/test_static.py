@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pytest_torchmem.analysis.estimated.intervals import largest_possible
 from pytest_torchmem.analysis.estimated.static import (
     allocation_events,
     build_estimated_timeline,
     estimate_result,
     interactions,
     join_pair,
+    largest_possible,
     lifetimes_by_last_use,
     memory_profile,
     not_primal,
