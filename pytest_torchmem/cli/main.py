@@ -95,14 +95,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"torchmem {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_diff(commands)
-    _add_show(commands)
-    _add_explain(commands)
-    _add_history(commands)
-    _add_report(commands)
-    _add_fits(commands)
-    _add_reserved(commands)
-    _add_simulate(commands)
+    first = (_add_diff, _add_show, _add_explain, _add_history)
+    for add in (*first, _add_report, _add_fits, _add_reserved, _add_simulate):
+        add(commands)
     return parser
 
 
@@ -336,9 +331,14 @@ def _explain(options: argparse.Namespace) -> Exit:
 
 
 def _report(options: argparse.Namespace) -> Exit:
-    outputs: list[Path] = options.output
-    if len(options.files) == 1 and recording_kind(options.files[0]) is Recording.TRACE:
-        outputs = [output for output in outputs if not _convert(options.files[0], output)]
+    outputs: list[Path] = []
+    is_trace = len(options.files) == 1 and recording_kind(options.files[0]) is Recording.TRACE
+    for output in options.output:
+        if is_trace and (content := converted(options.files[0], output)) is not None:
+            write_report(output, content)
+            print(f"report written: {output}")
+        else:
+            outputs.append(output)
     if not outputs:
         return Exit.OK
     runs = [run for path in options.files for run in read_reports(path)]
@@ -352,16 +352,6 @@ def _report(options: argparse.Namespace) -> Exit:
     for output in outputs:
         print(f"report written: {write_run(run, output)}")
     return Exit.OK
-
-
-def _convert(trace: Path, output: Path) -> bool:
-    """Write a trace for another viewer; return whether the output's ending says so."""
-    content = converted(trace, output)
-    if content is None:
-        return False
-    write_report(output, content)
-    print(f"report written: {output}")
-    return True
 
 
 def _fits(options: argparse.Namespace) -> Exit:

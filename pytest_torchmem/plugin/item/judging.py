@@ -344,7 +344,9 @@ class Judge:
     def _compared(self, verdict: Verdict, allowance: Allowance) -> tuple[Verdict, Reference | None]:
         """Return a verdict with what the baseline adds to it, and what it was compared with."""
         result, settings = verdict.result, self.settings
-        findings = (*verdict.findings, *self._spread(result, allowance))
+        earlier = [run[result.name] for run in self.earlier if result.name in run]
+        spread = judge_spread([*earlier, result], allowance) if earlier else ()
+        findings = (*verdict.findings, *spread)
         reference = self.baselines.reference(result.name)
         if reference is None or (reference.environment and Change.NEW in settings.accepted):
             near, missing = self.baselines.missing(result.name)
@@ -362,10 +364,6 @@ class Judge:
         findings = with_changes(findings, code)
         compared = replace(compared, findings=findings, excused=verdict.excused, accepted=accepted)
         return compared, reference
-
-    def _spread(self, result: Result, allowance: Allowance) -> tuple[Finding, ...]:
-        earlier = [run[result.name] for run in self.earlier if result.name in run]
-        return judge_spread([*earlier, result], allowance) if earlier else ()
 
     def _is_small(self, result: Result) -> bool:
         """Return whether a body that did not ask for a baseline needs too little for one."""

@@ -288,7 +288,9 @@ class Collector:
             frozenset(test for test, a in attempts if a.skipped),
             self._partial,
         )
-        orphans = self._find_orphans()
+        # Where not every test had its turn, its module may be there all the same.
+        folders = set() if self._partial else baseline_folders(self.config, store)
+        orphans = find_orphans(folders, self.summary, store)
         followed = self._follow_modules(orphans)
         compares = bool(settings.accepted) and not settings.dry_run
         if followed and compares:
@@ -335,13 +337,6 @@ class Collector:
             changes = tuple(plan.changes(shown, not settings.dry_run))
             self.summary += RunSummary(changes=changes)
         return is_written
-
-    def _find_orphans(self) -> list[Orphan]:
-        """Return the modules that are gone; none where not every test had its turn."""
-        if self._partial or not self.summary.windows:
-            return []
-        store = self.run.store
-        return find_orphans(baseline_folders(self.config, store), self.summary, store)
 
     def _follow_modules(self, orphans: Sequence[Orphan]) -> set[Path]:
         """Move or remove the baselines of modules that are gone, where told to.

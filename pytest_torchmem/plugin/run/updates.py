@@ -315,25 +315,23 @@ def find_orphans(
             python = module.with_name(f"{module.name}.py")
             if not module.exists() and not python.exists():
                 files[module if module.suffix else python].append(file)
-    orphans = [_orphan(module, files[module]) for module in sorted(files)]
+    orphans = []
+    for module in sorted(files):
+        keys: dict[Path, frozenset[str]] = {}
+        for file in files[module]:
+            with contextlib.suppress(BaselineError):  # what cannot be read is not ours to move
+                keys[file] = frozenset(read_any(file)[1].lines)
+        orphans.append(Orphan(module, tuple(sorted(keys)), frozenset().union(*keys.values())))
     # The modules without any baseline, and the keys of what was measured in them.
     new: dict[Path, set[str]] = defaultdict(set)
     known = set()
-    for test, window in summary.windows:
+    for test, window in summary.windows if orphans else ():
         if window.change is Change.NEW:
             new[Path(test.file)].add(window.key)
             if store.path(Path(test.file), test.environment).exists():
                 known.add(Path(test.file))
     new = {module: keys for module, keys in new.items() if module not in known}
     return [_followed(orphan, orphans, new) for orphan in orphans if orphan.keys]
-
-
-def _orphan(module: Path, files: Iterable[Path]) -> Orphan:
-    found: dict[Path, frozenset[str]] = {}
-    for file in files:
-        with contextlib.suppress(BaselineError):  # what cannot be read is not ours to move
-            found[file] = frozenset(read_any(file)[1].lines)
-    return Orphan(module, tuple(sorted(found)), frozenset().union(*found.values()))
 
 
 def _followed(orphan: Orphan, all_: list[Orphan], new: Mapping[Path, set[str]]) -> Orphan:
