@@ -1,5 +1,6 @@
 """What other people's viewers are given: Chrome traces and memory_viz snapshots."""
 
+import copy
 import gzip
 import io
 import json
@@ -124,13 +125,13 @@ def test_the_pickle_holds_plain_values_only(profile):
     assert Plain(io.BytesIO(pickled(profile))).load() == snapshot(profile)
 
 
-def test_a_gpu_s_snapshot_stands_at_its_number(profile, monkeypatch):
-    monkeypatch.setattr(
-        "pytest_torchmem.report.viewers.memory_viz._device_number", lambda device: 2
-    )
-    traces = snapshot(profile)["device_traces"]
-    assert [bool(trace) for trace in traces] == [False, False, True]
-    assert {segment["device"] for segment in snapshot(profile)["segments"]} <= {2}
+def test_a_gpu_s_snapshot_stands_at_its_number(profile):
+    assert profile.evidence.counted.any()
+    of_a_gpu = copy.copy(profile)  # with what is known of it already
+    object.__setattr__(of_a_gpu, "device", "cuda:2")
+    found = snapshot(of_a_gpu)
+    assert [bool(trace) for trace in found["device_traces"]] == [False, False, True]
+    assert {segment["device"] for segment in found["segments"]} <= {2}
 
 
 # --- from finished torch profiles
