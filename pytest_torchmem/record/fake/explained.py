@@ -66,6 +66,10 @@ _ADVICE_BY_TEXT = {
         "the CPU has no such operator; where it stands for a GPU, "
         "`pytest --torchmem-simulate=H100` measures the program"
     ),
+    "its data is not allocated yet": (
+        "C++ reads the values of this tensor; give it what is known in Python, or measure with "
+        "pytest_torchmem.measure"
+    ),
     "Cannot access storage of": (
         "this tensor's memory cannot be followed; measure with pytest_torchmem.measure instead"
     ),

@@ -145,7 +145,7 @@ def _recorded(
         program = replace(program, args=args, kwargs=kwargs, optimizer=made)
         recorder = _run(program, fakes, found, None if runs_on == shown else (shown, runs_on))
         graph, lifetimes = recorder.recorded
-    notes |= recorder.notes | _notes(shown, runs_on, graph, program, found)
+    notes |= recorder.notes | fakes.values.notes | _notes(shown, runs_on, graph, program, found)
     named = _on_device(graph, runs_on, shown)
     uncounted = uncounted_on_the_cpu if shown.type == "cpu" else uncounted_on_gpus
     numbers_bytes = recorder.numbers_bytes if shown.type == "cpu" else 0
@@ -187,7 +187,13 @@ def _run(
     # By now the modules hold the fakes, so these have the modules' paths.
     names = names_of(found.modules.values())
     of_parameters = bool(found.parameters)
-    make = partial(FakeRunRecorder, fakes.captured, names, leaves_are_parameters=not of_parameters)
+    make = partial(
+        FakeRunRecorder,
+        fakes.captured,
+        names,
+        fakes.values,
+        leaves_are_parameters=not of_parameters,
+    )
     if program.optimizer is not None:
         first = make(stand_in=stand_in)
         with recording(first):

@@ -22,6 +22,7 @@ from pytest_torchmem.record.fake.explained import RAGGED
 from pytest_torchmem.record.fake.given import Given
 from pytest_torchmem.record.fake.kernels.operator_call import Call
 from pytest_torchmem.record.fake.kernels.scratch import DECIDED_BY_VALUES, kept_bytes, scratch_of
+from pytest_torchmem.record.fake.known_values import KnownValues
 from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import CallSites, checks_a_distribution
 from pytest_torchmem.record.fake.stand_ins import compositions
@@ -45,6 +46,12 @@ _ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 _FILLING = frozenset(
     {"aten::scatter", "aten::scatter_add", "aten::index_put", "aten::index_add", "aten::put"}
 )
+# The gradient of this loss is computed in the memory of its first product.
+_IN_PLACE_NODE = "BinaryCrossEntropyWithLogitsBackward0"
+_IN_PLACE = frozenset({"aten::sub", "aten::mul"})
+_INDEXING = frozenset(
+    {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+)
 _ZEROS = frozenset({"aten::zeros", "aten::new_zeros", "aten::zeros_like"})
 
 _RESIZED = (
@@ -58,15 +65,17 @@ _Resize = Callable[[torch.UntypedStorage, int], object]
 class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
     """Records every operator that runs while it is entered inside a `FakeTensorMode`.
 
-    ``fake_of`` turns a real tensor into the fake that stands for it; ``module_names`` has the paths
-    of modules by ``id``; ``leaves_are_parameters`` says that there is no module whose parameters
-    they would be; ``stand_in`` is a device that is not there and the one that stands for it.
+    ``fake_of`` turns a real tensor into the fake that stands for it, whose values ``values`` may
+    know; ``module_names`` has the paths of modules by ``id``; ``leaves_are_parameters`` says that
+    there is no module whose parameters they would be; ``stand_in`` is a device that is not there
+    and the one that stands for it.
     """
 
     def __init__(
         self,
         fake_of: Callable[[torch.Tensor], torch.Tensor],
         module_names: dict[int, str],
+        values: KnownValues,
         *,
         leaves_are_parameters: bool,
         stand_in: tuple[torch.device, torch.device] | None = None,
@@ -78,6 +87,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self._stand_in = stand_in
         self.notes: set[str] = set()
         self._fake_of = fake_of
+        self._values = values
         self._ledger = Ledger(self._note_end_of_backward)
         self.given = Given(self._ledger)
         self._nodes: list[StaticNode] = []
@@ -214,14 +224,32 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         _require_no_history(func, args)
         if func not in fake_tensors.LIFTS:
             args, kwargs = self._with_fakes(args, kwargs)
+            args = self._places_of_masks(_name_of(func), args)
             given = fake_tensors.tensors_in((args, kwargs))
             uses = tuple(dict.fromkeys(map(self.given.number, given)))
-        out, name = func(*args, **kwargs), _name_of(func)
+        name = _name_of(func)
+        out = self._values.run(func, name, args, kwargs)
         if self._stand_in is None:
             out = as_on_the_cpu(name, args, out)
         call = Call(func, name, args, kwargs, fake_tensors.tensors_in(out))
         self._record(call, uses, sys._getframe().f_back)
         return out
+
+    def _places_of_masks(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The numbers of what a mask chooses, as kernels look them up, where the mask is known."""
+        if name not in _INDEXING or not any(map(_is_mask, args[1])):
+            return args
+        if name != "aten::index" and args[2].numel() == 1:
+            return args  # it is filled by the mask
+        places: list[torch.Tensor | None] = []
+        for index in args[1]:
+            if not _is_mask(index) or self._values.of(index) is None:
+                places.append(index)
+                continue
+            with self:
+                found = torch.ops.aten.nonzero(index)
+                places += [found.select(1, dim) for dim in range(index.dim())]
+        return (args[0], places, *args[2:])
 
     def _record(self, call: Call, uses: tuple[int, ...], caller: FrameType | None) -> None:
         """Note an operator that has run: what it used, made and wrote to, and its scratch."""
@@ -313,6 +341,10 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         if maker is None or not autograd.in_backward() or torch.is_grad_enabled():
             return False
         scope = _scope_of(autograd.running_node())
+        if scope.startswith(_IN_PLACE_NODE) and name in _IN_PLACE and maker.scope == scope:
+            # One expression of C++, which keeps each fake to its end.
+            self._ledger.take_over(old, makes[0])
+            return False
         fills = name in _FILLING and maker.operator in _ZEROS and maker.scope == scope
         # Two gradients of one node meet only if two of its edges lead to the same place.
         meets = maker.scope != scope or autograd.has_parallel_edges()
@@ -413,7 +445,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
 
         Optimizers read norms and ratios to scale an update by: no size depends on them.
         """
-        known = fake_tensors.constant_of(tensor) is not None
+        known = self._values.of(tensor) is not None
         if known or not self._sites.optimizers or not tensor.dtype.is_floating_point:
             return False
         self.notes.add("the optimizer reads values of tensors; 1.0 stood in for each of them")
@@ -464,6 +496,10 @@ def _require_no_history(func: dispatcher.Operator, args: Sequence[Any]) -> None:
             "which would keep their graph; make that tensor in the program, give it as an "
             "argument or a module's buffer, or write under torch.no_grad()"
         )
+
+
+def _is_mask(index: torch.Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
 def _takes_memory(call: Call) -> bool:

@@ -105,6 +105,11 @@ class Ledger:
         if self.entries[old].size_bytes == self.entries[new].size_bytes:
             self._takeovers[old] = (new, self.operator_count)
 
+    def take_over(self, old: int, new: int) -> None:
+        """Say that the current operator writes its result into ``old``, whoever still has that."""
+        if self.entries[old].size_bytes == self.entries[new].size_bytes:
+            self._taken_over[new] = old
+
     def _died(self, key: int, number: int, _: object) -> None:
         self.before_death()
         entry = self.entries[number]

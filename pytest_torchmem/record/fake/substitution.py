@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from pytest_torchmem.record.fake.known_values import KnownValues
 from pytest_torchmem.record.torch_api import fake_tensors
 from pytest_torchmem.record.torch_api.modules import (
     OPTIMIZERS_OWN,
@@ -141,6 +142,7 @@ class Substitution:
 
     def __init__(self, fake_mode: fake_tensors.FakeTensorMode, device: torch.device | None) -> None:
         self.mode = fake_mode
+        self.values = KnownValues()
         self._device = device
         # Real tensors stay referenced: their ``id`` is the key. Their fakes do not: what a program
         # replaces is gone, as it would be where nobody else has the real one.
@@ -213,9 +215,7 @@ class Substitution:
                 f"a {type(tensor).__name__} of layout {tensor.layout} has no fake counterpart: "
                 f"{error}"
             ) from error
-        if tensor.device.type == "cpu" and tensor.numel() == 1:
-            # A step count or a learning rate is read in Python; its value is known.
-            fake_tensors.set_constant(fake, tensor)
+        self.values.learn(fake, tensor)
         device = self._device if move and self._device is not None else tensor.device
         if tensor.device.type == "meta":
             self.on_meta.add(id(fake))

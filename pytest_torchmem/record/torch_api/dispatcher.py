@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -106,6 +106,18 @@ def is_view(operator: Any) -> bool:
 def writes_in_place(operator: Any) -> bool:
     """Return whether an operator changes one of its inputs, by its schema."""
     return bool(getattr(schema_of(operator), "is_mutable", False))
+
+
+def written_to(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors that an operator writes to, of those that it is called with."""
+    found: list[torch.Tensor] = []
+    for place, argument in enumerate(schema_of(operator).arguments):
+        if getattr(argument.alias_info, "is_write", False):
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            found += [
+                t for t in (given if isinstance(given, list | tuple) else [given]) if t is not None
+            ]
+    return found
 
 
 def aliased_argument(operator: Any, output: int) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import weakref
 from collections.abc import Callable
@@ -96,6 +97,7 @@ DIFFERENT_FOR_FAKES: Final = (
     "torch.ops.aten.linalg_svdvals.default",
     "torch.ops.aten.linalg_eigvalsh.default",
     "torch.ops.aten._scaled_dot_product_attention_math.default",
+    "torch.ops.aten.ctc_loss.IntList",
 )
 # What singular and eigenvalues alone come down to.
 SVD: Any = torch.ops.aten._linalg_svd
@@ -202,14 +204,9 @@ def lacks_device(kind: str) -> bool:
     return accelerator is None or accelerator.type != kind or not torch.accelerator.is_available()
 
 
-def set_constant(fake: Any, real: torch.Tensor) -> None:
-    """Let a fake tensor know the value of a real one, so that ``.item()`` has an answer.
-
-    Operators run for real on such values. In a mode the copy would itself be fake, and they would
-    read where no memory is.
-    """
-    with _disable_current_modes():
-        fake.constant = real.detach().clone()
+def without_modes() -> contextlib.AbstractContextManager[object]:
+    """Let operators run for real: in a mode they would be fake, and read where no memory is."""
+    return cast(contextlib.AbstractContextManager[object], _disable_current_modes())
 
 
 def copying(plain: Callable[[Any, dict[int, Any]], Any]) -> Callable[[Any, dict[int, Any]], Any]:
@@ -228,6 +225,7 @@ def copying(plain: Callable[[Any, dict[int, Any]], Any]) -> Callable[[Any, dict[
 
 
 def constant_of(fake: torch.Tensor) -> torch.Tensor | None:
+    """Return the value of what the program made of a number itself, which torch follows."""
     return getattr(fake, "constant", None)
 
 

@@ -7,8 +7,8 @@ subclass might want to differentiate. See ``isTensorSubclassLike`` in ``aten/src
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import torch
 
@@ -25,7 +25,7 @@ _ATTENDING: Final = threading.local()
 
 def take_real_routes(patches: Installed) -> None:
     """Let the program run the operators that it runs on real tensors."""
-    for_fakes = (_linear, _svdvals, _eigvalsh, _attention)
+    for_fakes = (_linear, _svdvals, _eigvalsh, _attention, _ctc_loss)
     compose(patches, dict(zip(fake_tensors.DIFFERENT_FOR_FAKES, for_fakes, strict=True)))
 
 
@@ -75,6 +75,20 @@ def _eigvalsh(plain: _Function, matrix: _Tensor, triangle: str = "L") -> _Tensor
         return plain(matrix, triangle)
     values: _Tensor = fake_tensors.EIGH(matrix, triangle, False)[0]
     return values
+
+
+def _ctc_loss(
+    _: _Function,
+    log_probs: _Tensor,
+    targets: _Tensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    *how: Any,
+) -> _Tensor:
+    """Lengths that are tensors: C++ would write numbers into a fake one to divide by."""
+    lengths = map(torch.tensor, (input_lengths, target_lengths))
+    made: _Tensor = torch.ops.aten.ctc_loss.Tensor(log_probs, targets, *lengths, *how)
+    return made
 
 
 def _wants_gradient(tensor: _Tensor) -> bool:
