@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from pytest_torchmem.analysis.estimated.intervals import largest_possible
 from torch import nn
 from torch.nn import functional
 
 from pytest_torchmem import estimate, measure
+from pytest_torchmem.analysis.estimated.static import largest_possible
 from pytest_torchmem.record.fake.known_values import LARGEST_COUNT, NOTE
 from pytest_torchmem.values.errors import EstimateError
 

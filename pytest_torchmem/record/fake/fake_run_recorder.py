@@ -20,7 +20,7 @@ import torch
 from pytest_torchmem.record.fake.doubts import Doubt, Doubts
 from pytest_torchmem.record.fake.explained import RAGGED
 from pytest_torchmem.record.fake.given import Given
-from pytest_torchmem.record.fake.kernels.operator_call import Call
+from pytest_torchmem.record.fake.kernels.operator_call import Arguments, Call
 from pytest_torchmem.record.fake.kernels.scratch import DECIDED_BY_VALUES, kept_bytes, scratch_of
 from pytest_torchmem.record.fake.known_values import KnownValues
 from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
@@ -235,12 +235,11 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self._record(call, uses, sys._getframe().f_back)
         return out
 
-    def _places_of_masks(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _places_of_masks(self, name: str, args: Arguments) -> tuple[Any, ...]:
         """The numbers of what a mask chooses, as kernels look them up, where the mask is known."""
-        if name not in _INDEXING or not any(map(_is_mask, args[1])):
-            return args
-        if name != "aten::index" and args[2].numel() == 1:
-            return args  # it is filled by the mask
+        filled = name != "aten::index" and name in _INDEXING and args[2].numel() == 1
+        if name not in _INDEXING or filled or not any(map(_is_mask, args[1])):
+            return (*args,)
         places: list[torch.Tensor | None] = []
         for index in args[1]:
             if not _is_mask(index) or self._values.of(index) is None:

@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -27,7 +27,10 @@ _LARGEST_STAND_IN_BYTES: Final = 1 << 26
 # Their results have whatever was in memory.
 _UNWRITTEN: Final = ("aten::empty", "aten::new_empty", "aten::resize", "aten::set_")
 
-_Operator = Callable[..., Any]
+_Operator = Callable[..., object]
+_Arguments = tuple[object, ...]
+_Named = Mapping[str, object]
+_Run = tuple[object, list[tuple[torch.Tensor, torch.Tensor]]]
 
 
 class KnownValues:
@@ -61,7 +64,7 @@ class KnownValues:
             return None
         return found[1] if found[2] == self._writes[_storage_of(tensor)] else None
 
-    def run(self, func: _Operator, name: str, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    def run(self, func: _Operator, name: str, args: _Arguments, kwargs: _Named) -> object:
         """Run an operator on fake tensors, or on what is known where values decide the result."""
         try:
             if name in _BY_LENGTHS:
@@ -84,7 +87,7 @@ class KnownValues:
                 self._put(fake, value)
         return out
 
-    def _as_known(self, func: _Operator, name: str, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    def _as_known(self, func: _Operator, name: str, args: _Arguments, kwargs: _Named) -> object:
         """Return fake tensors like what comes out of known values."""
         found = self._on_values(func, name, args, kwargs)
         if found is None:
@@ -96,14 +99,20 @@ class KnownValues:
         self._follow(out, found[0])
         return out
 
-    def _on_values(self, func: _Operator, name: str, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    def _on_values(
+        self, func: _Operator, name: str, args: _Arguments, kwargs: _Named
+    ) -> _Run | None:
         """Return what an operator makes of known values, and what it writes; None if it cannot."""
         given = fake_tensors.tensors_in((args, kwargs))
-        values: dict[int, Any] = {id(t): self.of(t) for t in given}
-        if name in _BY_LENGTHS:
-            values |= {id(t): _zeros_like(t) for t in given if t.is_floating_point()}
         random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-        if random or name.startswith(_UNWRITTEN) or any(v is None for v in values.values()):
+        values: dict[int, torch.Tensor] = {}
+        for tensor in given:
+            by_lengths = name in _BY_LENGTHS and tensor.is_floating_point()
+            value = _zeros_like(tensor) if by_lengths else self.of(tensor)
+            if value is None or random:
+                return None
+            values[id(tensor)] = value
+        if random or name.startswith(_UNWRITTEN):
             return None
         writes = dispatcher.writes_in_place(func)
         written = dispatcher.written_to(func, args, kwargs) if writes else []

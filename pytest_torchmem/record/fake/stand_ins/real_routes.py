@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -83,7 +83,7 @@ def _ctc_loss(
     targets: _Tensor,
     input_lengths: Sequence[int],
     target_lengths: Sequence[int],
-    *how: Any,
+    *how: object,
 ) -> _Tensor:
     """Lengths that are tensors: C++ would write numbers into a fake one to divide by."""
     lengths = map(torch.tensor, (input_lengths, target_lengths))
