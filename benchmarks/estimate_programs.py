@@ -8,13 +8,14 @@ from __future__ import annotations
 from estimated_beside_measured import compare
 from workloads_estimated import PROGRAMS as FIRST
 from workloads_estimated_further import FURTHER
+from workloads_estimated_given import GIVEN
 from workloads_estimated_held import HELD
 from workloads_estimated_inside import INSIDE
 from workloads_estimated_more import MORE
 from workloads_estimated_usual import USUAL
 from workloads_estimated_varied import VARIED
 
-PROGRAMS = FIRST | MORE | USUAL | VARIED | FURTHER | HELD | INSIDE
+PROGRAMS = FIRST | MORE | USUAL | VARIED | FURTHER | HELD | INSIDE | GIVEN
 
 if __name__ == "__main__":
     compare(PROGRAMS, __file__, "Programs estimated, beside what they measure", apart=True)

@@ -280,6 +280,8 @@ def by_origin(
 # A thousandth of a peak is no news.
 _NEGLIGIBLE: Final = 0.001
 _NAMED: Final = 3
+# An estimate for one device has everything there.
+_MOVED: Final = ("what the program moves to its device", "where that was")
 
 
 def largest_possible(run: StaticRun) -> int:
@@ -323,7 +325,8 @@ def _causes(run: StaticRun, number: int) -> Iterator[tuple[str, str]]:
     makers = makers_of(run.graph)
     for place in np.flatnonzero((lives.first <= row) & (lives.end > row)).tolist():
         if run.graph.storages[place].doubted_bytes:
-            yield _unsure(run, makers[place], by_values=True)
+            maker = makers[place]
+            yield _unsure(run, maker, by_values=True) if maker.scope else _MOVED
 
 
 def _unsure(run: StaticRun, node: StaticNode, *, by_values: bool) -> tuple[str, str]:

@@ -94,10 +94,16 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self._sites = CallSites(module_names)
         self._made_in_backward: dict[int, StaticNode] = {}
         self._freed: set[int] = set()
+        self._made_of: dict[int, tuple[int, ...]] = {}
         self.numbers_bytes = 0
         self._doubts = Doubts(self._is_doubted)
 
     # What happened.
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether the fakes are on another device than the one that is estimated for."""
+        return self._stand_in is not None
 
     def finish(self) -> None:
         """Stop watching. What is alive now counts as never released."""
@@ -186,6 +192,27 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             return done
 
         return resized
+
+    def moving(
+        self, plain: Callable[..., torch.Tensor], tensor: torch.Tensor, *to: object, **how: object
+    ) -> torch.Tensor:
+        """Doubt what a moved tensor is made of: a real one may have that on another device.
+
+        Where a parameter is in it, it is where the program computes, and nothing is moved.
+        """
+        made = plain(tensor, *to, **how)
+        moves = to or how.get("device") is not None
+        number = self._ledger.number(tensor) if moves else None
+        if number is None or tensor.requires_grad:
+            return made
+        below = [number]
+        for other in below:
+            below += [used for used in self._made_of.get(other, ()) if used not in below]
+        entries = [self._ledger.entries[other] for other in below]
+        if not any(entry.category is Category.PARAMETER for entry in entries):
+            same = self._ledger.number(made) == number
+            self._ledger.doubt(n for n in below[same:] if self._ledger.entries[n].size_bytes)
+        return made
 
     # What an operator does.
 
@@ -423,6 +450,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             )
         )
         self._ledger.operator_count += 1
+        self._made_of.update(dict.fromkeys(makes, uses))
         if phase is Phase.BACKWARD:
             self._made_in_backward.update(dict.fromkeys(makes, self._nodes[-1]))
 

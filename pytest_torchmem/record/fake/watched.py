@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from pytest_torchmem.record.fake.fake_run_recorder import FakeRunRecorder
+from pytest_torchmem.record.fake.stand_ins.compositions import compose
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import fake_tensors, modules, switches
 
@@ -44,6 +45,8 @@ def _install(patches: Installed, recorder: FakeRunRecorder) -> None:
     patches.hook(f"{optimizer}register_optimizer_step_post_hook", recorder.leave_optimizer)
     patches.replace("torch.get_rng_state", seeing)
     patches.replace(fake_tensors.RESIZE_STORAGE, recorder.resizing)
+    if recorder.stands_in:
+        compose(patches, dict.fromkeys(fake_tensors.MOVES, recorder.moving))
 
 
 def let_optimizers_take_fakes(patches: Installed, *, cpu_stands_in: bool) -> None:

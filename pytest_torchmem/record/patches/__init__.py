@@ -174,6 +174,7 @@ PATCHES: Final = (
                 "Begins anew where gradients are wanted on a device that is not there.",
             ),
             *(Patch(name, _CASTS) for name in _AUTOCAST),
+            *(Patch(name, "Tells what is moved.", How.ADDED) for name in fake_tensors.MOVES),
             Patch(autograd.ENGINE, "Runs the nodes of second derivatives in the order of a GPU."),
             *(
                 Patch(name, "Uses CUDA's operators where the CPU stands for it.", How.ADDED)

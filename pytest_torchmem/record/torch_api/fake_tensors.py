@@ -106,6 +106,9 @@ EIGH: Any = torch.ops.aten._linalg_eigh
 # Before, its parts run one by one on CUDA, too.
 FUSES_RMS_NORM: Final = hasattr(torch.ops.aten, "_fused_rms_norm_backward")
 
+#: Put a tensor on a device, or leave it where it is.
+MOVES: Final = ("torch.ops.aten.to.dtype_layout", "torch.ops.aten.to.device")
+
 #: Compute a layer of a transformer at once.
 ENCODER_LAYER: Any = torch.ops.aten._transformer_encoder_layer_fwd.default
 MULTI_HEAD_ATTENTION: Any = torch.ops.aten._native_multi_head_attention.default

@@ -55,13 +55,15 @@ def cuda_bounds(call: Call) -> Bounds:
     here = fake_tensors.processors_here()
     gpus = (Processors(*here),) if here is not None else EXTREMES
     least, most = zip(*(bounds_by(_RULES, replace(call, processors=p)) for p in gpus), strict=True)
-    return 0 if call.name in _UNLESS_CUDNN and len(gpus) > 1 else min(least), max(most)
+    unless_cudnn = len(gpus) > 1 and call.name in _UNLESS_CUDNN and call.args[0].dtype in HALVES
+    return 0 if unless_cudnn else min(least), max(most)
 
 
-# cuDNN's attention takes their place on Hopper and on Blackwell.
-_UNLESS_CUDNN: Final = (
-    "aten::_scaled_dot_product_flash_attention",
-    "aten::_scaled_dot_product_flash_attention_backward",
+# cuDNN's attention takes their place on Hopper and on Blackwell, for 16 bits.
+_UNLESS_CUDNN: Final = of(
+    "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward "
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward",
+    0,
 )
 
 

@@ -25,8 +25,8 @@ _Function = Callable[..., object]
 _WIDEST_FLASH_HEAD: Final = 256
 _ALIGNED: Final = 16
 _WITHOUT_CUDNN: Final = (
-    "attention of 16 bits is estimated as on GPUs before Hopper; from Hopper on cuDNN computes it "
-    "and keeps other memory, unless torch.backends.cuda.enable_cudnn_sdp(False)"
+    "attention of 16 bits keeps what it keeps on GPUs before Hopper; from Hopper on cuDNN computes "
+    "it, unless torch.backends.cuda.enable_cudnn_sdp(False): the lower end is without scratch"
 )
 
 

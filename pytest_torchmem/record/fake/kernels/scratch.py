@@ -45,6 +45,9 @@ def kept_bytes(call: Call, *, on_cpu: bool) -> tuple[int, int] | None:
     """Return an output's place and size where its storage is larger than a fake tensor knows."""
     if call.name in _REDUCED_IN_PLACE and not call.outputs[0].dim():
         return 0, broadcast_elements(call) * int(call.outputs[0].element_size())
+    if call.name.startswith("aten::_embedding_bag") and not on_cpu and len(call.outputs) > 1:
+        # Which bag each row is of: the CPU needs that for some bags only.
+        return 1, nbytes(call.args[1])
     if call.name in _SHRUNK:
         # The result was as large as what is read, and is made smaller in its memory.
         return 0, nbytes(call.args[0])
