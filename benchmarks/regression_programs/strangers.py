@@ -442,7 +442,35 @@ PADDED_TO: Final = Regression(
     },
 )
 
+UNTIED: Final = Regression(
+    "untied_head",
+    """
+      class Words(nn.Module):
+          def __init__(self):
+              super().__init__()
+              self.embed = nn.Embedding(8192, 128)
+    -         self.head = self.embed
+    +         self.head = nn.Linear(128, 8192, bias=False)
+
+          def forward(self, tokens):
+              return F.linear(self.embed(tokens), self.head.weight)
+
+      def train(model, optimizer, tokens):
+          for _ in range(2):
+              F.cross_entropy(model(tokens), tokens).backward()
+              optimizer.step()
+              optimizer.zero_grad()
+    """,
+    """
+    model = Words()
+    train(model, torch.optim.AdamW(model.parameters()), torch.arange(16))
+    """,
+    # Its gradient and twice as much state are there for it.
+    (Blame("parameter", "aten::empty", 4 * MIB),),
+)
+
 REGRESSIONS: Final = (
+    UNTIED,
     FULL_PRECONDITIONER,
     FROZEN_WEIGHT,
     WIDE_MASK,
