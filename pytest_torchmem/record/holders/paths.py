@@ -81,6 +81,18 @@ class Searcher:
             self._nearby = self._ways_down()
         return tidy(self._nearby.get(id(target), ""))
 
+    def unreferred(self, targets: Sequence[object], ignored: Collection[int]) -> set[int]:
+        """Return the ``id()`` of those of ``targets`` that no object refers to; see `path_to`."""
+        names, frames = _local_variables()
+        objects = gc.get_objects()  # no list display: it would be in itself
+        objects += self._frozen
+        above = referrers_among(objects, targets)
+        holders = (h for h in above if id(h) not in frames and id(h) not in ignored)
+        referred = {
+            id(held) for h in holders if not _holds_for_machinery(h) for held in referents(h)
+        }
+        return {id(target) for target in targets} - referred - names.keys()
+
     def _ways_down(self) -> dict[int, str]:
         """The ways to what is in the containers, breadth first."""
         ways = {number: self._known[number] for number in self._containers}

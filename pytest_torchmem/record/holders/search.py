@@ -34,6 +34,10 @@ SEARCHES: Final = 16
 #: The holder of a storage that is alive, and in no tensor: a node of a graph, a compiled module.
 NO_TENSOR: Final = "something of torch's that is no tensor"
 
+#: The holder of a storage whose tensors no Python object refers to. A graph that saved a view of
+#: what its own node has written into keeps itself alive, and nothing can free it.
+NO_OBJECT: Final = "no Python object: most likely by an autograd graph that holds itself"
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -128,6 +132,7 @@ class _Holding:
         self._found: dict[int, str] = {}
         self._searcher = Searcher()
         self._arrays: dict[int, tuple[object, str]] | None = None
+        self._unreferred: set[int] | None = None
         # A storage may have a Python object that nobody holds: it counts where no tensor does.
         for tensor in find_holding():
             for place, how in _held_by(tensor):
@@ -143,7 +148,18 @@ class _Holding:
         tensors = self._tensors[place]
         paths = [(self._search(tensor), how) for tensor, how in tensors[:SEARCHES]]
         not_found = "" if all(id(tensor) in self._found for tensor, _ in tensors) else None
-        return next((path + how for path, how in paths if path), not_found)
+        way = next((path + how for path, how in paths if path), not_found)
+        return way or (NO_OBJECT if self._is_unreferred(place) else way)
+
+    def _is_unreferred(self, place: Place) -> bool:
+        """True if no object of Python's refers to a tensor that holds a storage."""
+        if self._unreferred is None:
+            lists = [*self._tensors.values()]
+            pairs = [*chain.from_iterable(lists)]
+            tensors = [tensor for tensor, _ in pairs]
+            own = {id(tensors), id(pairs), *map(id, lists), *map(id, pairs)}
+            self._unreferred = self._searcher.unreferred(tensors, own)
+        return all(id(tensor) in self._unreferred for tensor, _ in self._tensors[place])
 
     def _search(self, tensor: object) -> str:
         if id(tensor) not in self._found:

@@ -83,6 +83,14 @@ def test_known_and_another(torchmem):
         OTHER.append(torch.ones(1 << 17))
 
 
+@pytest.mark.memory_budget(retained="0B")
+def test_graph_that_holds_itself():
+    cache, weight = torch.zeros(2, 1 << 17), torch.ones(1 << 17, requires_grad=True)
+    for _ in range(40):  # more nodes than there are searches
+        cache[0] = weight
+        cache[1] = cache[0] * weight
+
+
 class Pair(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -129,6 +137,11 @@ def failures(tmp_path_factory):
 def test_a_cycle_is_retained_unless_garbage_is_collected_first(failures):
     assert failures["test_cycle"].endswith("in a cycle of test_it.Node: tensor")
     assert "test_cycle_that_is_collected" not in failures
+
+
+def test_a_graph_that_nothing_of_python_s_holds_is_told_as_that(failures):
+    told = failures["test_graph_that_holds_itself"]
+    assert told.endswith("by no Python object: most likely by an autograd graph that holds itself")
 
 
 def test_what_took_the_place_of_something_is_retained_and_nothing_net(failures):
