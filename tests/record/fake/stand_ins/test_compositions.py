@@ -69,7 +69,8 @@ def test_inference_mode_has_the_operators_of_no_grad():
 
 def test_nothing_is_left_in_the_dispatcher():
     x = torch.randn(4, 64, 48)
-    before = {name: kernels_of(name) for name in fake_tensors.DIFFERENT_ON_CUDA}
+    names = (*fake_tensors.DIFFERENT_ON_CUDA, *fake_tensors.MOVES)
+    before = {name: kernels_of(name) for name in names}
     expected = linear(x.mT, torch.ones(80, 64), torch.ones(80))
     estimate(BY_NAME["attention"][0], torch.randn(HEADS, requires_grad=True), device="cuda")
     with pytest.raises(EstimateError):
