@@ -74,15 +74,39 @@ class _Noted(NamedTuple):
 _NOTHING_NOTED: Final = _Noted()
 
 
-def _note_holders() -> _Noted:
-    # An import makes enough objects for a collection, which would free what is in a cycle.
-    with gc_paused():
-        from pytest_torchmem.record.holders.local_variables import places_held_now
+class _Stretch(GpuQuestions):
+    """A stretch of a recording: the whole, or a region of it."""
 
-        return _Noted(*places_held_now(), time.time_ns())
+    _noted = _NOTHING_NOTED
+
+    @abc.abstractmethod
+    def _analysed(self) -> MemoryProfile:
+        """The analysis of what was recorded in it."""
+
+    @property
+    def allocator_requests(self) -> Requests:
+        """Every allocation and free of it that was recorded so far, in order.
+
+        Raises `RecordingError` where it is a region that is still open.
+        """
+        return self._analysed().allocator_requests
+
+    def picture(self) -> Picture:
+        """Its timeline, sampled. Raises what `allocator_requests` does."""
+        from pytest_torchmem.analysis.sampling import sketch
+
+        return sketch(self._analysed())
+
+    def note_holders(self) -> None:
+        """Note how local variables lead to what is alive now; at the end they may be gone."""
+        # An import makes enough objects for a collection, which would free what is in a cycle.
+        with gc_paused():
+            from pytest_torchmem.record.holders.local_variables import places_held_now
+
+            self._noted = _Noted(*places_held_now(), time.time_ns())
 
 
-class Region(MeasuredNumbers):
+class Region(_Stretch, MeasuredNumbers):
     """A named part of a body. Its numbers are worked out when first asked for, and then stay.
 
     What a GPU would make of them (`simulate`, `fits`) can be asked as soon as it is over.
@@ -97,17 +121,12 @@ class Region(MeasuredNumbers):
         self._begin = begin
         self.end: int | None = None
         self._result: Result | None = None
-        self._noted = _NOTHING_NOTED
-
-    def note_holders(self) -> None:
-        """Note how local variables lead to what is alive now; at the end they may be gone."""
-        self._noted = _note_holders()
 
     @property
     def result(self) -> Result:
         """Everything measured in the region. Raises `RecordingError` while it is still open."""
         if self._result is None:
-            profile = self._profile()
+            profile = self._analysed()
             self._result = self._measurement.told_gaps(profile.result(self.name), profile)
         return self._result
 
@@ -116,22 +135,11 @@ class Region(MeasuredNumbers):
         """True when somebody has asked for its numbers."""
         return self._result is not None
 
-    @property
-    def allocator_requests(self) -> Requests:
-        """Every allocation and free of the region, in order. Raises `RecordingError` if open."""
-        return self._profile().allocator_requests
-
     def find_holders(self) -> tuple[Held, ...]:
         """Return what keeps alive what the region made and left behind; see `find_holders_in`."""
-        return self._measurement.find_holders_in(self._profile(), self._noted)
+        return self._measurement.find_holders_in(self._analysed(), self._noted)
 
-    def picture(self) -> Picture:
-        """The region's timeline, sampled. Raises `RecordingError` while it is still open."""
-        from pytest_torchmem.analysis.sampling import sketch
-
-        return sketch(self._profile())
-
-    def _profile(self) -> MemoryProfile:
+    def _analysed(self) -> MemoryProfile:
         if self.end is None:
             raise RecordingError(
                 f"the region {self.name!r} is still open; read its numbers after the with block"
@@ -143,7 +151,7 @@ def _on_standard_error(text: str) -> None:
     print(f"torchmem: {text}", file=sys.stderr, flush=True)
 
 
-class BodyMeasurement(GpuQuestions):
+class BodyMeasurement(_Stretch):
     """Measures one body on one device: `start`, the body with its `region`s and `step`s, `stop`.
 
     ``say`` is called with what somebody must know while the body runs.
@@ -169,7 +177,6 @@ class BodyMeasurement(GpuQuestions):
         self._profile: MemoryProfile | None = None
         self._gaps: Gaps | None = None
         self._notes: tuple[str, ...] = ()
-        self._noted = _NOTHING_NOTED
         self._kept: Mapping[tuple[str, int], Kept] | None = None
 
     def start(self, *, empties_cache: bool = False) -> None:
@@ -225,10 +232,6 @@ class BodyMeasurement(GpuQuestions):
             if step >= warmup:
                 self._recording().mark(MarkKind.STEP, loop)
 
-    def note_holders(self) -> None:
-        """Note how local variables lead to what the steps left behind; at the end they are gone."""
-        self._noted = _note_holders()
-
     def stop(self, *, origins: bool = True) -> Result:
         """End the recording, restore everything and return the body's `numbers`."""
         recorder = self._recording()
@@ -269,10 +272,8 @@ class BodyMeasurement(GpuQuestions):
             return self._profile
         return analyze_trace(self._recording().trace(), passes=self._passes)
 
-    @property
-    def allocator_requests(self) -> Requests:
-        """Every allocation and free that was recorded until now, in order."""
-        return self.profile_so_far().allocator_requests
+    def _analysed(self) -> MemoryProfile:
+        return self.profile_so_far()
 
     def estimate(self, program: Callable[..., object], *args: object, **options: Any) -> Estimate:
         """Return what `pytest_torchmem.estimate` does, without a trace of it in the recording."""
@@ -322,12 +323,6 @@ class BodyMeasurement(GpuQuestions):
     def save_trace(self, path: str | PathLike[str]) -> None:
         """Write what was recorded until now to a file that `load_trace` reads."""
         self.profile_so_far().tree.trace.save(path)
-
-    def picture(self) -> Picture:
-        """The body's timeline, sampled."""
-        from pytest_torchmem.analysis.sampling import sketch
-
-        return sketch(self.profile_so_far())
 
     def _recording(self) -> Recorder:
         if self._recorder is None:

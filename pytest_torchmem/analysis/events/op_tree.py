@@ -108,10 +108,11 @@ def build_op_tree(trace: Trace) -> OpTree:
     # Nodes of the backward graph. One that is called by another node is a part of that node.
     is_backward: NDArray[np.bool_] = events["scope"] == Scope.BACKWARD_FUNCTION
     is_backward &= ~np.append(is_backward, False)[events["parent"]]
-    leaf = _outermost(
-        events["parent"],
-        (events["kind"] == EventKind.TORCH_OP) & (events["is_operator"] | is_backward),
-    )
+    # The farthest operator at or above each event is one with none above it.
+    is_leaf = (events["kind"] == EventKind.TORCH_OP) & (events["is_operator"] | is_backward)
+    above = np.append(_innermost(events["parent"], is_leaf), np.int32(-1))[events["parent"]]
+    leaf = _innermost(events["parent"], is_leaf & (above < 0))
+    del above
     backward_node = _innermost(events["parent"], is_backward)
     phase = np.zeros(len(events), np.uint8)
     tree = OpTree(trace, rank, leaf, backward_node, phase)
@@ -155,12 +156,6 @@ def _innermost(parents: NDArray[np.int32], condition: NDArray[np.bool_]) -> NDAr
     while not np.array_equal(further := found[found], found):
         found = further
     return found[:-1]
-
-
-def _outermost(parents: NDArray[np.int32], condition: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Return, for each event, the farthest row at or above it that meets ``condition``, or -1."""
-    above = np.append(_innermost(parents, condition), np.int32(-1))[parents]
-    return _innermost(parents, condition & (above < 0))
 
 
 def _phases(tree: OpTree) -> NDArray[np.uint8]:
