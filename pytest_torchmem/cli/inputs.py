@@ -26,6 +26,7 @@ from pytest_torchmem.values.measured import MeasuredTest, Window, unjudged
 from pytest_torchmem.values.units import format_size
 
 _BASELINE_FOLDER: Final = "__torchmem__"
+_RESULTS: Final = KIND.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,36 +81,43 @@ def read_measurements(path: Path, unjudged: bool = False) -> Measurements:
         # Two snapshots are compared with each other, whatever their files are called.
         return _measurements(str(path), [run_of(path, "snapshot")], unjudged)
     data = _parsed(path)
-    if _is_results(data):
+    if isinstance(data, dict) and data.get("kind") == KIND:
         return _measurements(str(path), [parse_run(data, str(path))], unjudged)
-    if not _is_baseline(data):
+    if not isinstance(data, dict) or "entries" not in data:
         raise ReportError(f"{path} is neither a results file nor a baseline")
     module = f"{path.stem}.py" if path.suffix == ".json" else path.name
     return Measurements(str(path), dict(_baseline(path, module)))
 
 
-def _is_results(data: object) -> bool:
-    return isinstance(data, dict) and data.get("kind") == KIND
-
-
-def _is_baseline(data: object) -> bool:
-    return isinstance(data, dict) and "entries" in data
-
-
 def _results_folder(folder: Path) -> list[RunReport]:
-    """Return the runs in a folder of results files, such as those of the ranks of one job.
-
-    JSON of other programs may lie beside them, such as a timeline for Perfetto.
-    """
-    if not any(_is_results(_parsed(path)) for path in _json_files(folder.glob("*.json"))):
+    """Return the runs in a folder of results files, such as those of the ranks of one job."""
+    paths = _json_files(folder.rglob("*.json"))
+    if not any(_RESULTS in _begin_of(path) for path in paths):
         return []
-    parsed = ((path, _parsed(path)) for path in _json_files(folder.rglob("*.json")))
-    ours = ((path, data) for path, data in parsed if _is_results(data) or _is_baseline(data))
-    return [parse_run(data, str(path)) for path, data in ours]
+    if stored := next((path for path in paths if _BASELINE_FOLDER in path.parts), None):
+        told = f"{folder} has results and baselines, such as {stored}; name the files or folders"
+        raise ReportError(f"{told} of one kind")
+    return [parse_run(_parsed(path), str(path)) for path in paths]
 
 
 def _json_files(found: Iterable[Path]) -> list[Path]:
-    return sorted(path for path in found if not path.name.startswith("."))
+    return sorted(path for path in found if not path.name.startswith(".") and _may_be_ours(path))
+
+
+def _may_be_ours(path: Path) -> bool:
+    """False for JSON of other programs, such as a timeline for Perfetto."""
+    begin = _begin_of(path)
+    is_marked = any(mark in begin for mark in (_RESULTS, b'"environment"', b'"entries"'))
+    return is_marked or _BASELINE_FOLDER in path.parts or not begin.strip(b"{ \n")
+
+
+def _begin_of(path: Path) -> bytes:
+    """Return how a file begins; nothing of one that cannot be read, which its reader says."""
+    try:
+        with open_file(path) as file:
+            return file.read(256)
+    except OSError:
+        return b""
 
 
 def _measurements(name: str, runs: list[RunReport], unjudged: bool) -> Measurements:
@@ -165,10 +173,9 @@ def baseline_names(test: str, region: str) -> tuple[str, str]:
 
 def _folder(folder: Path) -> Iterator[tuple[Key, BaselineEntry]]:
     found = _json_files(folder.rglob("*.json"))
-    ours = [path for path in found if _BASELINE_FOLDER in path.parts or _is_baseline(_parsed(path))]
-    if not ours:
+    if not found:
         raise ReportError(f"there is no baseline in {folder}")
-    for path in ours:
+    for path in found:
         parts = path.relative_to(folder.parent).with_suffix(".py").parts
         if _BASELINE_FOLDER in parts:
             at = parts.index(_BASELINE_FOLDER)

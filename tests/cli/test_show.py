@@ -47,7 +47,7 @@ def test_how_a_test_stands_to_its_limits_and_its_baseline_is_shown(command, tmp_
 
 @pytest.mark.parametrize("kind", ["results", "baselines"])
 def test_json_of_other_programs_in_a_folder_is_passed_over(command, tmp_path, kind):
-    (tmp_path / "step.perfetto.json").write_text('{"traceEvents": []}')
+    (tmp_path / "step.perfetto.json").write_text('{"traceEvents": [0.5]}')
     (tmp_path / "list.json").write_text("[1]")
     assert command("show", tmp_path)[0] == Exit.BAD_INPUT
     if kind == "results":
