@@ -98,6 +98,30 @@ def test_the_estimate_is_what_is_measured(program):
     assert NOTE in result.notes
 
 
+many = torch.arange(60_000) * 7919 % 97
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda: torch.repeat_interleave(many),
+        many.nonzero,
+        many.unique,
+        lambda: many.unique(return_inverse=True, return_counts=True),
+        lambda: many[many > 50],
+    ],
+)
+def test_what_such_kernels_take_for_themselves_is_counted(program):
+    program()
+    result = estimate(program, backward=False)
+    with measure() as window:
+        held = program()
+    del held
+    measured = window.result.peak.total
+    near = abs(result.peak.total - measured) <= SCALARS
+    assert near or result.peak.total < measured <= largest_possible(result.run)
+
+
 flag = torch.tensor(1)
 
 

@@ -348,6 +348,8 @@ _RULES: Final[Rules] = {
     **of("var std var_mean std_mean", _moments),
     **of("any all", _logic),
     "aten::count_nonzero": _counted,
+    # Counts of blocks, of up to 65,536 values: of more, the result is not known.
+    "aten::nonzero": lambda _: 1_027,
     **of("cumsum cumprod", _cast),
     "aten::logsumexp": _logsumexp,
     **of("mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss", _loss),

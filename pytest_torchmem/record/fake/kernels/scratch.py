@@ -91,6 +91,8 @@ _REDUCED_IN_PLACE: Final = frozenset(
 DECIDED_BY_VALUES: Final = frozenset(
     {"aten::linalg_matrix_exp", "aten::isin", "aten::masked_scatter_backward"}
 )
+_PLACE_BYTES: Final = 8
+_SORTING_BYTES: Final = 1 << 15
 _SHRUNK: Final = ("aten::col2im", "aten::im2col")
 _EVERYWHERE: Final[Rules] = {
     "aten::mm": lambda call: copied_matrices(call.args[:2]),
@@ -120,5 +122,12 @@ _EVERYWHERE: Final[Rules] = {
     "aten::soft_margin_loss_backward": lambda call: 2 * call.out_bytes,
     "aten::mv": lambda call: copied_matrices(call.args[:1]),
     "aten::roll": _rolled,
+    # Sums of all counts before, in 64 bits.
+    "aten::repeat_interleave": lambda call: _PLACE_BYTES * elements(call.args[0]),
+    # Sorted values and where they were; how it is done decides.
+    "aten::_unique2": lambda call: (
+        2 * nbytes(call.args[0]),
+        4 * nbytes(call.args[0]) + _SORTING_BYTES,
+    ),
     "aten::scatter_reduce": _mean_of_scattered,
 }
