@@ -168,7 +168,7 @@ class Recorder:
         if not autograd.READS_SAVED:
             PackHookWatch().install(self._patches)
         swaps = SwapWatch(partial(self._between_sessions, open_ranges.CONVERSION))
-        watches = (self._ranges, self._threads, self._functorch, swaps)
+        watches = (self._ranges, self._threads, self._functorch, swaps, self._points)
         for watch in (*watches, GlooWatch(), self._imports, ParsingWatch()):
             watch.install(self._patches)
         self._listen_to_compiler()

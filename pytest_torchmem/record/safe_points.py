@@ -31,13 +31,14 @@ import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import takewhile
 from os import getpid
 from pathlib import Path
 from types import BuiltinFunctionType, FrameType, GeneratorType, MethodDescriptorType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchmem.contexts import Around
 from pytest_torchmem.record.patches import Installed
@@ -45,6 +46,9 @@ from pytest_torchmem.record.patches.python_tracing import TracingPause
 from pytest_torchmem.record.patches.threads import UnknownThreads
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
+
+if TYPE_CHECKING:
+    _Hook = Callable[[sys.UnraisableHookArgs], object]
 
 _RECORDERS: Final = f"{Path(__file__).parent}/"
 # What may be called between an operator and the next one: Python, its own modules, and what these
@@ -81,6 +85,26 @@ class SafePoints:
         #: The process that the timer is in.
         self.process = getpid()
         self._began: list[int] = []
+        self._dropped: list[BaseException] = []
+
+    def install(self, patches: Installed) -> None:
+        """Raise in the body what a signal's handler raises where Python would drop it.
+
+        Python drops what is raised while it calls a weak reference's callback. Without us the
+        body's own code would have run then.
+        """
+
+        def handing_on(hook: _Hook) -> _Hook:
+            def dropped(what: sys.UnraisableHookArgs) -> None:
+                if self in _LISTENING and _is_a_signals(what):
+                    self.after(_SOON_S)
+                    self._dropped.append(what.exc_value)
+                else:
+                    hook(what)
+
+            return dropped
+
+        patches.replace("sys.unraisablehook", handing_on)
 
     def begin(self) -> None:
         """Get ready, on the thread that is to run the body."""
@@ -172,6 +196,8 @@ class SafePoints:
             self._is_reached = False
         if self._next_s is not None:
             self.after(self._next_s)
+        if self._dropped:
+            raise self._dropped.pop(0)
 
 
 #: Those that have begun and not ended. The last one is called; the others are paused below it.
@@ -200,6 +226,19 @@ def _is_coming() -> bool:
     if _ASKED and not _ASKED[0].has_run_out():
         _ASKED.clear()
     return bool(_ASKED)
+
+
+def _is_a_signals(dropped: sys.UnraisableHookArgs) -> bool:
+    """Return whether it was raised while Python called the recorder, and not by the recorder.
+
+    Only the main thread calls handlers. Functions of other threads may run below one of ours.
+    """
+    if threading.get_ident() != threading.main_thread().ident:
+        return False
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(dropped.exc_traceback)]
+    ours = [file.startswith(_RECORDERS) for file in frames]
+    # Python's own handler of SIGINT has no frame.
+    return bool(ours) and ours[0] and not (ours[-1] and isinstance(dropped.exc_value, Exception))
 
 
 @cache

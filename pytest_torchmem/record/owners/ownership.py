@@ -136,7 +136,7 @@ class OwnershipWatch:
 
     def install(self, patches: Installed) -> None:
         """Begin to follow, until ``patches`` are removed; may be begun again after that."""
-        patches.replace(autograd.ENGINE, lambda engine: WatchedEngine(engine, self))
+        patches.replace(autograd.ENGINE, lambda engine: WatchedEngine(engine, self, patches))
 
     def install_hooks(self, patches: Installed) -> None:
         """Put hooks in that dynamo would see: `CompiledRegions` takes them out meanwhile."""
@@ -444,11 +444,18 @@ class OwnershipWatch:
 
 
 class WatchedEngine:
-    """Stands in for the autograd engine while a body runs, and notes each backward pass."""
+    """Stands in for the autograd engine while a body runs, and notes each backward pass.
 
-    def __init__(self, engine: Any, watch: OwnershipWatch) -> None:
+    A program that keeps it has the engine alone once ``patches`` are removed.
+    """
+
+    def __init__(self, engine: Any, watch: OwnershipWatch, patches: Installed) -> None:
         self._engine = engine
-        self._watch = watch
+        self._watch: OwnershipWatch | None = watch
+        patches.finally_do(self._end)
+
+    def _end(self) -> None:
+        self._watch = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -464,15 +471,16 @@ class WatchedEngine:
     ) -> tuple[torch.Tensor | None, ...]:
         arguments = (tensors, grad_tensors, keep_graph, create_graph, *args)
         gradients: tuple[torch.Tensor | None, ...] = ()
-        if not _has_memory(tensors):
+        watch = self._watch
+        if watch is None or not _has_memory(tensors):
             # A compiler traces: nothing that runs in there has memory.
             passed: tuple[torch.Tensor | None, ...] = self._engine.run_backward(
                 *arguments, **kwargs
             )
             return passed
-        self._watch.before_first_backward(tensors, self._engine)
-        leaves = self._watch.before_backward(tensors, grad_tensors, create_graph)
-        hooks = self._watch.follow_gradients(tensors)
+        watch.before_first_backward(tensors, self._engine)
+        leaves = watch.before_backward(tensors, grad_tensors, create_graph)
+        hooks = watch.follow_gradients(tensors)
         try:
             gradients = self._engine.run_backward(*arguments, **kwargs)
         finally:
@@ -480,7 +488,7 @@ class WatchedEngine:
                 hook.remove()
             for device in _devices(tensors):
                 autograd.await_engine(device, self._engine)
-            self._watch.after_backward(leaves, gradients or ())
+            watch.after_backward(leaves, gradients or ())
         return gradients
 
 

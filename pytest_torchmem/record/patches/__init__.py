@@ -107,6 +107,7 @@ PATCHES: Final = (
         Patch(name, "Returns the program's own function, and not one that records.")
         for name in profiler.GETTERS
     ),
+    Patch("sys.unraisablehook", "Hands on what a signal's handler raises in a callback of ours."),
     Patch("gc.get_threshold", "Returns the program's own, where the recorder's objects add to it."),
     *(Patch(name, _TRANSFORM) for pair in autograd.NESTING for name in pair),
     Patch(
@@ -216,7 +217,10 @@ class Installed:
         original = getattr(owner, attribute)
         ours = make(original)
         if isinstance(ours, FunctionType):
-            ours = self._forwarding(ours, original, before)
+            ours = self._forwarding(ours, original)
+        # Wrappers that classes have are not referred to.
+        if not isinstance(ours, (staticmethod, classmethod)):
+            self.finally_do(lambda: _ENDED.__setitem__(ours, before))
 
         def restore() -> None:
             if vars(owner).get(attribute) is ours:
@@ -226,7 +230,7 @@ class Installed:
         setattr(owner, attribute, ours)
 
     def _forwarding(
-        self, function: FunctionType, original: Callable[..., object], before: object
+        self, function: FunctionType, original: Callable[..., object]
     ) -> Callable[..., object]:
         """Return a function that calls another one, and the original once all is taken out."""
         now: Callable[..., object] = function
@@ -237,7 +241,6 @@ class Installed:
         def end() -> None:
             nonlocal now
             now = original
-            _ENDED[forward] = before
 
         update_wrapper(forward, original)
         forward.__code__ = _named(forward.__code__, function.__code__.co_filename)
@@ -272,13 +275,14 @@ class Installed:
 
 
 _MISSING: Final = object()
-# What stood in the place of each function of ours that is no longer in use, and that may be back.
-_ENDED: Final[WeakKeyDictionary[Callable[..., object], object]] = WeakKeyDictionary()
+# What stood in the place of each thing of ours that is no longer in use, and that may be back.
+_ENDED: Final[WeakKeyDictionary[object, object]] = WeakKeyDictionary()
 
 
 def _ended(value: object) -> object:
-    """Return what a function of ours that is no longer in use stood for; others as they are."""
-    while isinstance(value, FunctionType) and value in _ENDED:
+    """Return what a thing of ours that is no longer in use stood for; others as they are."""
+    # What compares in a way of its own is the program's.
+    while type(value).__hash__ is object.__hash__ and value in _ENDED:
         value = _ENDED[value]
     return value
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from pytest_torchmem import estimate, measure
+from pytest_torchmem.record.owners.ownership import OwnershipWatch
 from pytest_torchmem.record.patches import PATCHES, During, How, Installed
 from pytest_torchmem.record.patches.python_tracing import CompilationWatch
 from pytest_torchmem.record.recorder import Recorder
@@ -124,6 +125,27 @@ def test_a_function_of_ours_that_a_program_keeps_ends_as_the_original() -> None:
     one, two = torch.zeros(1), torch.ones(1)
     ours(one, two)
     assert (one.item(), two.item(), len(seen)) == (1, 0, 1)
+
+
+def test_an_engine_of_ours_that_a_program_keeps_ends_as_the_original(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: list[object] = []
+    monkeypatch.setattr(
+        OwnershipWatch, "before_backward", lambda *arguments: noted.append(arguments)
+    )
+    monkeypatch.setattr(OwnershipWatch, "after_backward", lambda *_: None)
+    before, name = in_place(), "_execution_engine"
+    with measure(device="cpu"):
+        ours = getattr(torch.autograd.Variable, name)
+        train()
+    assert (in_place(), len(noted)) == (before, 1)
+    setattr(torch.autograd.Variable, name, ours)
+    train()
+    assert len(noted) == 1
+    with measure(device="cpu"):
+        train()
+    assert (in_place(), len(noted)) == (before, 2)
 
 
 def test_an_estimate_leaves_everything_as_it_was() -> None:

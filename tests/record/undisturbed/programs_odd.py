@@ -454,17 +454,13 @@ class TooLateError(Exception):
 
 @program
 def is_ended_by_an_alarm():
-    rung = []
-
     def ring(number, frame):
-        rung.append(number)
         raise TooLateError
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, 0.02)
     try:
-        # Python drops what a handler raises while a weak reference's callback runs.
-        while not rung:
+        while True:
             work()
     except TooLateError:
         pass

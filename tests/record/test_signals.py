@@ -1,0 +1,75 @@
+"""What a signal's handler raises reaches the body, as it does without us."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from types import FrameType
+
+import pytest
+import torch
+
+from pytest_torchmem import measure
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the timer is Linux's"),
+    pytest.mark.skipif(sys.version_info < (3, 11), reason="cannot be asked for functions of C"),
+]
+
+
+class TooLateError(Exception):
+    pass
+
+
+def ring(number: int, frame: FrameType | None) -> None:
+    raise TooLateError
+
+
+def spend(seconds: float) -> None:
+    begin_s = time.thread_time()
+    while time.thread_time() < begin_s + seconds:
+        pass
+
+
+class Broken:
+    def __del__(self) -> None:
+        raise ValueError("mine")
+
+
+@pytest.mark.parametrize("handler", [ring, signal.default_int_handler])
+def test_what_a_handler_raises_while_python_calls_us_reaches_the_body(
+    handler: signal.Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python drops what is raised in the callback of a weak reference."""
+    kept, clock, dropped = [torch.ones(8)], time.time_ns, list[object]()
+    before = signal.signal(signal.SIGUSR1, handler)
+    monkeypatch.setattr(sys, "unraisablehook", dropped.append)
+
+    def ringing() -> int:
+        monkeypatch.setattr(time, "time_ns", clock)
+        signal.raise_signal(signal.SIGUSR1)
+        return clock()
+
+    def free_and_wait() -> None:
+        monkeypatch.setattr(time, "time_ns", ringing)
+        kept.clear()
+        spend(5)
+
+    try:
+        with measure(device="cpu"), pytest.raises((TooLateError, KeyboardInterrupt)):
+            free_and_wait()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not dropped
+
+
+def test_what_a_body_raises_where_python_drops_it_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dropped = list[str]()
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: dropped.append(str(what.exc_value)))
+    with measure(device="cpu"):
+        Broken()
+        spend(0.01)
+    assert dropped == ["mine"]
