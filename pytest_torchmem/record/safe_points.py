@@ -96,9 +96,10 @@ class SafePoints:
 
         def handing_on(hook: _Hook) -> _Hook:
             def dropped(what: sys.UnraisableHookArgs) -> None:
-                if self in _LISTENING and _is_a_signals(what):
+                raised = what.exc_value
+                if raised is not None and self in _LISTENING and _is_a_signals(what):
                     self.after(_SOON_S)
-                    self._dropped.append(what.exc_value)
+                    self._dropped.append(raised)
                 else:
                     hook(what)
 
