@@ -61,9 +61,8 @@ def bounded_scratch(before: Gaps, device: str) -> list[tuple[int, int]]:
     count = gaps_so_far().bounded - before.bounded
     rows = (ctypes.c_int64 * (3 * count))()
     _bounded_scratch(before.bounded, count, rows)
-    number = int(device.rpartition(":")[2])
     moments = zip(rows[::3], rows[1::3], rows[2::3], strict=True)
-    return [(time_ns, size_bytes) for time_ns, size_bytes, where in moments if where == number]
+    return [(time_ns, most) for time_ns, most, number in moments if device == f"cuda:{number}"]
 
 
 def _bounded_scratch(first: int, room: int, out: object) -> int:
