@@ -21,12 +21,14 @@ class Gpu:
         memory_bytes: What torch shows as the total; the driver keeps the rest of the chip's memory.
         capability: Compute capability, (9, 0) for Hopper. It decides workspaces and kernels.
         processors: Multiprocessors. They decide how some kernels split their work.
+        cache_bytes: The L2 cache. Inductor fills a buffer of its size where it times kernels.
     """
 
     name: str
     memory_bytes: int
     capability: tuple[int, int]
     processors: int
+    cache_bytes: int = 50 * MiB
     count: int = 1
 
     @property
@@ -36,25 +38,27 @@ class Gpu:
 
 
 # What `get_device_properties` of torch or deviceQuery printed on such a device, in MiB. It differs
-# by under 1 % with the driver's release; an exact number can be given as memory=.
+# by under 1 % with the driver's release; an exact number can be given as memory=. The caches are
+# from outputs of deviceQuery, nvbench (RTX4090), torch (H200, A10G) and XLA's descriptions of
+# devices (B200, H100, A100, A6000); of the H100-NVL's none was found.
 GPUS: Final = (
-    Gpu("B200", 182_630 * MiB, (10, 0), 148),  # pytorch/ao#4002
-    Gpu("H200", 143_156 * MiB, (9, 0), 132),  # a comment in an example of Modal
-    Gpu("GH200", 96_768 * MiB, (9, 0), 132),  # from messages of out of memory
-    Gpu("H100", 81_089 * MiB, (9, 0), 132),  # stas00/ml-engineering, network benchmarks
+    Gpu("B200", 182_630 * MiB, (10, 0), 148, 132_644_864),  # pytorch/ao#4002
+    Gpu("H200", 143_156 * MiB, (9, 0), 132, 60 * MiB),  # a comment in an example of Modal
+    Gpu("GH200", 96_768 * MiB, (9, 0), 132, 60 * MiB),  # from messages of out of memory
+    Gpu("H100", 81_089 * MiB, (9, 0), 132, 50 * MiB),  # stas00/ml-engineering, network benchmarks
     Gpu("H100-NVL", 95_334 * MiB, (9, 0), 132),  # from messages
-    Gpu("H100-PCIE", 81_008 * MiB, (9, 0), 114),  # a report of an unsupported capability
-    Gpu("A100", 81_050 * MiB, (8, 0), 108),  # from messages; the processors were printed
-    Gpu("A100-40GB", 40_339 * MiB, (8, 0), 108),  # bottlerocket-os/bottlerocket#3873
-    Gpu("A40", 45_416 * MiB, (8, 6), 84),  # a list of a laboratory's devices
-    Gpu("A10G", 22_587 * MiB, (8, 6), 80),  # a report with torch 2.15 and CUDA 13; 22,723 before
-    Gpu("A6000", 48_676 * MiB, (8, 6), 84),  # the README of a kernel
-    Gpu("L40S", 45_589 * MiB, (8, 9), 142),  # a guide to sharing GPUs in Kubernetes
-    Gpu("L4", 22_491 * MiB, (8, 9), 58),  # bottlerocket-os/bottlerocket-kernel-kit#139
-    Gpu("RTX5090", 32_117 * MiB, (12, 0), 170),  # aikitoria/open-gpu-kernel-modules#1
-    Gpu("RTX4090", 24_210 * MiB, (8, 9), 128),  # from messages on Linux; Windows prints 24,563
-    Gpu("RTX3090", 24_259 * MiB, (8, 6), 82),  # the list with the A40
-    Gpu("T4", 15_102 * MiB, (7, 5), 40),  # a guide to time slicing
+    Gpu("H100-PCIE", 81_008 * MiB, (9, 0), 114, 50 * MiB),  # a report of an unsupported capability
+    Gpu("A100", 81_050 * MiB, (8, 0), 108, 40 * MiB),  # from messages; the processors were printed
+    Gpu("A100-40GB", 40_339 * MiB, (8, 0), 108, 40 * MiB),  # bottlerocket-os/bottlerocket#3873
+    Gpu("A40", 45_416 * MiB, (8, 6), 84, 6 * MiB),  # a list of a laboratory's devices
+    Gpu("A10G", 22_587 * MiB, (8, 6), 80, 6 * MiB),  # a report with CUDA 13; 22,723 before
+    Gpu("A6000", 48_676 * MiB, (8, 6), 84, 6 * MiB),  # the README of a kernel
+    Gpu("L40S", 45_589 * MiB, (8, 9), 142, 96 * MiB),  # a guide to sharing GPUs in Kubernetes
+    Gpu("L4", 22_491 * MiB, (8, 9), 58, 48 * MiB),  # bottlerocket-os/bottlerocket-kernel-kit#139
+    Gpu("RTX5090", 32_117 * MiB, (12, 0), 170, 96 * MiB),  # aikitoria/open-gpu-kernel-modules#1
+    Gpu("RTX4090", 24_210 * MiB, (8, 9), 128, 72 * MiB),  # from messages; Windows: 24,563
+    Gpu("RTX3090", 24_259 * MiB, (8, 6), 82, 6 * MiB),  # the list with the A40
+    Gpu("T4", 15_102 * MiB, (7, 5), 40, 4 * MiB),  # a guide to time slicing
 )
 
 _COUNT: Final = re.compile(r"(?P<name>.+?)x(?P<count>\d+)", re.IGNORECASE)
@@ -109,7 +113,8 @@ def _described(text: str) -> Gpu:
     name = values.get("name") or f"GPU {values['memory']}"
     processors = _count(values.get("processors", "132"), most=10_000)
     count = _count(values.get("count", "1"))
-    return Gpu(name, memory_bytes, (int(capability[1]), int(capability[2])), processors, count)
+    numbers = int(capability[1]), int(capability[2])
+    return Gpu(name, memory_bytes, numbers, processors, count=count)
 
 
 def _count(text: str, most: int = _MOST_DEVICES) -> int:

@@ -33,6 +33,7 @@ def variables(
         "SIMULATED_CUDA_BYTES": str(gpu.memory_bytes),
         "SIMULATED_CUDA_CAPABILITY": "{}{}".format(*gpu.capability),
         "SIMULATED_CUDA_PROCESSORS": str(gpu.processors),
+        "SIMULATED_CUDA_CACHE": str(gpu.cache_bytes),
         "SIMULATED_CUDA_DEVICES": str(gpu.count),
         **({"SIMULATED_CUDA_CUDNN": str(built.cudnn)} if built.cudnn else {}),
         **(world.variables(gpu) if world else {}),

@@ -4,7 +4,7 @@ import pytest
 
 from pytest_torchmem.simulate.gpus import GPUS, parse_gpu
 from pytest_torchmem.values.errors import SimulationError
-from pytest_torchmem.values.units import GiB
+from pytest_torchmem.values.units import GiB, MiB
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
@@ -37,6 +37,7 @@ def test_a_gpu_can_be_described():
         2,
     )
     assert gpu.shown == "simulated GPU 64GiB"
+    assert gpu.cache_bytes == 50 * MiB
 
 
 @pytest.mark.parametrize(

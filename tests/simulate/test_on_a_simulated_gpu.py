@@ -32,13 +32,13 @@ def test_another_gpu_has_its_own_properties(pytester):
     code = """
         import torch
         found = torch.cuda.get_device_properties(0)
-        print(torch.cuda.device_count(), found.name, found.major, found.minor)
+        print(torch.cuda.device_count(), found.name, found.major, found.minor, found.L2_cache_size)
         x = torch.ones(64, 64, device="cuda")
         y = x @ x
         print(torch.cuda.memory_stats()["requested_bytes.all.peak"] - x.nbytes - y.nbytes)
     """
     lines = sees(pytester, code, "--gpu", "A100-40GBx3", "--", "python")
-    assert lines[-2] == "3 simulated A100-40GB 8 0"
+    assert lines[-2] == f"3 simulated A100-40GB 8 0 {40 * MiB}"
     assert int(lines[-1]) == 8519680  # cuBLAS's workspace before Hopper
 
 

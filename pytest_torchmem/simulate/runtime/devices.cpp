@@ -90,6 +90,7 @@ const Gpu& gpu() {
                static_cast<int>(capability / 10),
                static_cast<int>(capability % 10),
                static_cast<int>(setting("SIMULATED_CUDA_PROCESSORS", 132)),
+               static_cast<int>(setting("SIMULATED_CUDA_CACHE", 50 << 20)),
                installed_devices(),
                visible_devices(installed_devices()),
                setting("SIMULATED_CUDA_ALONE", 0) != 0};
@@ -148,7 +149,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
   out->sharedMemPerBlockOptin = opt_in_bytes();
   out->sharedMemPerMultiprocessor = shared_kib() << 10;
   out->regsPerBlock = out->regsPerMultiprocessor = 65536;
-  out->l2CacheSize = 50 << 20;
+  out->l2CacheSize = gpu().cache_bytes;
   out->textureAlignment = 512;
   out->unifiedAddressing = 1;
   out->concurrentKernels = 1;
@@ -160,6 +161,7 @@ cudaError_t cudaDeviceGetAttribute(int* out, cudaDeviceAttr attribute, int) {
     case cudaDevAttrComputeCapabilityMajor: *out = gpu().major; break;
     case cudaDevAttrComputeCapabilityMinor: *out = gpu().minor; break;
     case cudaDevAttrMultiProcessorCount: *out = gpu().processors; break;
+    case cudaDevAttrL2CacheSize: *out = gpu().cache_bytes; break;
     case cudaDevAttrWarpSize: *out = 32; break;
     case cudaDevAttrMaxThreadsPerBlock:
     case cudaDevAttrMaxBlockDimX:

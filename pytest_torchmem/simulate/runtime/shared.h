@@ -29,7 +29,7 @@ struct Gpu {
   std::string name;
   size_t bytes;
   int major, minor;
-  int processors;
+  int processors, cache_bytes;
   int installed;             // on the machine
   std::vector<int> visible;  // of them, in the order in which this process counts them
   bool alone;  // one rank of a job whose other ranks are not run
