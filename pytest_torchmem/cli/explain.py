@@ -14,7 +14,7 @@ from pytest_torchmem.report.text.tables import aligned
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.errors import MarkerError, TraceError
 from pytest_torchmem.values.findings import words
-from pytest_torchmem.values.units import format_size
+from pytest_torchmem.values.units import counted, format_size
 
 _HEADERS: Final = (
     *("born", "died", "size", "category", "operator", "module", "line", "decided by", "because"),
@@ -73,8 +73,9 @@ def explanations_text(found: Sequence[Explanation]) -> str:
     """Return a table with a line for each storage, and their sum; times are in milliseconds."""
     lines = aligned([_row(explanation) for explanation in found], _HEADERS, "rrr")
     total = format_size(sum(e.storage.size_bytes for e in found))
-    storages = f"{len(found)} storage{'' if len(found) == 1 else 's'}"
-    return "\n".join([*lines, f"{storages}, {total} together; times in milliseconds"])
+    return "\n".join(
+        [*lines, f"{counted(len(found), 'storage')}, {total} together; times in milliseconds"]
+    )
 
 
 def _row(explanation: Explanation) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem import __version__
-from pytest_torchmem.cli import diff, explain, gpu, show
+from pytest_torchmem.cli import diff, explain, show
 from pytest_torchmem.cli.inputs import (
     Recording,
     converted,
@@ -39,7 +39,7 @@ from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.errors import ReportError, SimulationError, SizeError, TorchmemError
 from pytest_torchmem.values.json_values import WRONG, told_damage
-from pytest_torchmem.values.units import parse_floor, parse_fraction
+from pytest_torchmem.values.units import format_size, parse_floor, parse_fraction
 
 
 class Exit(enum.IntEnum):
@@ -51,6 +51,7 @@ class Exit(enum.IntEnum):
 
 
 _FLOOR: Final = "5% up to 1MiB"
+_COUNTERS: Final = ("reserved", "active", "allocated", "requested")
 _DAMAGE: Final = (*WRONG, ArithmeticError, LookupError, MemoryError)
 _COMMAND: Final = re.compile(r"^([^\S\n]*)::", re.MULTILINE)
 _EPILOG: Final = "exit codes: 0 nothing grew, 1 something grew (diff only), 2 bad input"
@@ -359,13 +360,43 @@ def _fits(options: argparse.Namespace) -> Exit:
         (path, read_recording(path, options.device).fits(options.capacity, options.settings))
         for path in options.traces
     ]
-    _say(gpu.fits_json(found) if options.format == "json" else gpu.fits_text(found))
+    rows = [
+        {
+            "trace": str(path),
+            "estimated": True,
+            "fits": bool(fit),
+            "capacity_bytes": fit.capacity_bytes,
+            "reserved_bytes": fit.peak_reserved_bytes,
+            "fragmentation": round(fit.fragmentation, 6),
+            "retries": fit.retry_count,
+            "sentence": str(fit),
+        }
+        for path, fit in found
+    ]
+    named = len(found) > 1
+    text = "\n".join(f"{path}: {fit}" if named else str(fit) for path, fit in found)
+    _say(json.dumps(rows, indent=1) if options.format == "json" else text)
     return Exit.OK if all(fit for _, fit in found) else Exit.DOES_NOT_FIT
 
 
 def _reserved(options: argparse.Namespace) -> Exit:
+    """Print the counters of a simulated allocator, each at its own peak."""
     run = read_recording(options.trace, options.device).simulate(options.settings)
-    _say(gpu.reserved_json(run) if options.format == "json" else gpu.reserved_text(run))
+    peaks = {name: getattr(run.peak, name) for name in _COUNTERS}
+    if options.format == "json":
+        data = {
+            "estimated": True,
+            **{f"{name}_bytes": peak_bytes for name, peak_bytes in peaks.items()},
+            "fragmentation": round(run.fragmentation, 6),
+            "device_allocations": run.device_alloc_count,
+        }
+        _say(json.dumps(data, indent=1))
+        return Exit.OK
+    rows = {name: format_size(peak_bytes) for name, peak_bytes in peaks.items()}
+    rows["fragmentation"] = f"{run.fragmentation:.0%}"
+    rows["device allocations"] = str(run.device_alloc_count)
+    wide = max(map(len, rows.values()))
+    _say("\n".join(f"{value:>{wide}}  {name} (estimated)" for name, value in rows.items()))
     return Exit.OK
 
 

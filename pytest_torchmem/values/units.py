@@ -199,3 +199,9 @@ def format_share(change_bytes: int, whole_bytes: int) -> str:
     share = change_bytes / whole_bytes
     text = f"{share:+,.{0 if abs(share) >= _ONE_DIGIT else 1}%}"
     return "" if text[1:] == "0.0%" else text.replace("%", " %")
+
+
+def counted(number: int, what: str) -> str:
+    """Return ``1 entry``, ``3 entries``."""
+    many = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    return f"{number} {what if number == 1 else many}"

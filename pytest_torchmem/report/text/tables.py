@@ -17,7 +17,13 @@ from pytest_torchmem.values.contributors import Category, CategoryBytes, Contrib
 from pytest_torchmem.values.findings import Difference, words
 from pytest_torchmem.values.measured import RENAMED, BaselineChange, MeasuredTest, RunSummary
 from pytest_torchmem.values.picture import Picture
-from pytest_torchmem.values.units import format_apart, format_change, format_share, format_size
+from pytest_torchmem.values.units import (
+    counted,
+    format_apart,
+    format_change,
+    format_share,
+    format_size,
+)
 
 ROWS: Final = 10
 """Rows of a table that is cut; what is left out is said below it."""
@@ -282,7 +288,8 @@ def cut_short_lines(collected_count: int, ended_count: int) -> list[str]:
 
 def explained_lines(count: int, file: str) -> list[str]:
     """Return a line about entries whose numbers stay, and whose composition is stored anew."""
-    return [f"{_entries(count)} as before, now with their causes ({file})"] if count else []
+    entries = counted(count, "entry")
+    return [f"{entries} as before, now with their causes ({file})"] if count else []
 
 
 def unguarded_line(summary: RunSummary) -> str:
@@ -290,7 +297,7 @@ def unguarded_line(summary: RunSummary) -> str:
     count = sum(1 for _, window in summary.windows if window.change is Change.NEW)
     if not count:
         return ""
-    what = "1 measurement has" if count == 1 else f"{count} measurements have"
+    what = f"{counted(count, 'measurement')} {'has' if count == 1 else 'have'}"
     return (
         f"{what} no baseline, so CI passes whatever the body needs: commit one, and run with "
         "--torchmem-require-baseline, which fails a test without one"
@@ -304,8 +311,8 @@ def unused_lines(unused: Iterable[Collection[str]]) -> list[str]:
         return []
     named = ", ".join(short_key(key) for key in keys[:3]) + (", ..." if keys[3:] else "")
     return [
-        f"unused: no test asked for {_entries(len(keys))} of the baselines ({named}): "
-        "--torchmem-update-baseline --torchmem-accept=unused removes "
+        f"unused: no test asked for {counted(len(keys), 'entry')} of the baselines "
+        f"({named}): --torchmem-update-baseline --torchmem-accept=unused removes "
         + ("it" if len(keys) == 1 else "them")
     ]
 
@@ -327,8 +334,8 @@ class OrphanEnd(enum.Enum):
 
 def orphan_line(module: str, entry_count: int, end: OrphanEnd, tests_in: str = "") -> str:
     """Return what becomes of the baselines of a module, whose tests are in another one now."""
-    told = end.value.format(one_line(tests_in))
-    return f"{one_line(module)} is gone and has baselines ({_entries(entry_count)}): {told}"
+    told = f"{counted(entry_count, 'entry')}): {end.value.format(one_line(tests_in))}"
+    return f"{one_line(module)} is gone and has baselines ({told}"
 
 
 def notices(summary: RunSummary, accepted: Collection[Change]) -> list[str]:
@@ -368,11 +375,7 @@ def _fallbacks(summary: RunSummary) -> Iterator[str]:
 def _by_environment(pairs: Iterable[tuple[MeasuredTest, str]]) -> Iterator[tuple[str, str, str]]:
     """Yield an environment, another one that belongs to it, and for how many entries that holds."""
     found = Counter((environment_name(t.environment), other) for t, other in pairs if other)
-    yield from ((*names, _entries(count)) for names, count in sorted(found.items()))
-
-
-def _entries(count: int) -> str:
-    return f"{count} {'entry' if count == 1 else 'entries'}"
+    yield from ((*names, counted(count, "entry")) for names, count in sorted(found.items()))
 
 
 def known_lines(summary: RunSummary, known: Sequence[KnownHolder], whole: bool) -> list[str]:
@@ -384,7 +387,7 @@ def known_lines(summary: RunSummary, known: Sequence[KnownHolder], whole: bool) 
         if windows:
             tests = len({test for test, _ in windows})
             largest_bytes = max(window.excused[holder.pattern] for _, window in windows)
-            at_most = f"{format_size(largest_bytes)} in {tests} test{'' if tests == 1 else 's'}"
+            at_most = f"{format_size(largest_bytes)} in {counted(tests, 'test')}"
             lines.append(f"known holder {name}: {at_most} ({one_line(holder.reason)})")
         elif whole:
             lines.append(f"known holder {name} excused nothing in this run: remove it")

@@ -37,7 +37,7 @@ from pytest_torchmem.values.measured import (
     Window,
 )
 from pytest_torchmem.values.results import Fate, Holder
-from pytest_torchmem.values.units import format_change, format_size
+from pytest_torchmem.values.units import counted, format_change, format_size
 
 _NARROW: Final = 100
 _SLIM: Final = 60
@@ -175,7 +175,7 @@ def _made_once(steps: Sequence[int]) -> list[str]:
     still = len(list(itertools.takewhile(lambda growth: growth == 0, reversed(growths))))
     if still < 2 or 2 * still < len(growths):
         return []
-    more = _count(len(growths) - still, "more step")
+    more = counted(len(growths) - still, "more step")
     return [
         f"the last {still} steps added nothing: what is made once (a cache, an optimizer's state) "
         f"belongs into the warm-up, which {more} would do"
@@ -185,7 +185,7 @@ def _made_once(steps: Sequence[int]) -> list[str]:
 def holder_lines(holders: Sequence[Holder]) -> list[str]:
     """Return what keeps retained bytes alive, a line each."""
     lines = [
-        f"    {format_size(holder.size_bytes)} in {_count(holder.count, 'storage')}: {holder}"
+        f"    {format_size(holder.size_bytes)} in {counted(holder.count, 'storage')}: {holder}"
         for holder in holders[:ROWS]
     ]
     lines = ["", f"{holders_title(holders)}:", *lines] if lines else []
@@ -320,8 +320,8 @@ def _changes_lines(summary: RunSummary) -> list[Line]:
     if any(c.change is Change.UNUSED and not c.written for c in told):
         lines.append(Line(_REMOVES))
     if written := [change.file for change in summary.changes if change.written]:
-        entries = _count(len(written), "entry", "entries")
-        lines.append(Line(f"baseline updated: {entries} in {_count(len({*written}), 'file')}"))
+        entries = counted(len(written), "entry")
+        lines.append(Line(f"baseline updated: {entries} in {counted(len({*written}), 'file')}"))
     return lines
 
 
@@ -367,7 +367,7 @@ def _missing_lines(
     if not new or run.problems or not stored_by:
         return []
     one = len(new) == 1
-    text = f"{_count(len(new), 'measurement')} {'has' if one else 'have'} no baseline; "
+    text = f"{counted(len(new), 'measurement')} {'has' if one else 'have'} no baseline; "
     text += f"{stored_by} stores {'it' if one else 'them'}"
     return [Line(text, ("yellow",))]
 
@@ -401,7 +401,3 @@ def _failure(test: TestReport) -> str:
     if test.measured.problem or any(kind.is_unread for kind in kinds):
         return _NOT_JUDGED
     return next((text for kind, text in _FAILURES.items() if kind in kinds), "")
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

@@ -135,10 +135,6 @@ def _moments(call: Call) -> int:
     return _reduced(call, Read.of(x), Reduction(4 * max(WIDE_BYTES, item), item, unrolled=2))
 
 
-def _logic(call: Call) -> int:
-    return _reduced(call, Read.of(call.args[0]), Reduction(1, 1))
-
-
 def _counted(call: Call) -> int:
     """The kernel marks what is not zero, casts the marks to whole numbers, and adds them up."""
     x = call.args[0]
@@ -212,11 +208,6 @@ def _transformed_from_real(call: Call) -> int:
     if len(call.args[1]) > 1:
         return call.out_bytes
     return copied_for_fft(call) if is_dense(x) else nbytes(x)
-
-
-def _copied_columns(call: Call) -> int:
-    x = call.args[0]
-    return nbytes(x) * (1 if x.is_contiguous() else 2)
 
 
 def _loss(call: Call) -> int:
@@ -346,7 +337,7 @@ _RULES: Final[Rules] = {
     "aten::aminmax": _extreme(2),
     **of("max min argmax argmin", _with_index),
     **of("var std var_mean std_mean", _moments),
-    **of("any all", _logic),
+    **of("any all", lambda call: _reduced(call, Read.of(call.args[0]), Reduction(1, 1))),
     "aten::count_nonzero": _counted,
     # Counts of blocks, of up to 65,536 values: of more, the result is not known.
     "aten::nonzero": lambda _: 1_027,
@@ -373,7 +364,7 @@ _RULES: Final[Rules] = {
     # cuBLAS needs a whole batch of matrices as rows or columns.
     "aten::bmm": lambda call: copied_matrices(call.args[:2]),
     "aten::baddbmm": lambda call: copied_matrices(call.args[1:3]),
-    "aten::im2col": _copied_columns,
+    "aten::im2col": lambda call: nbytes(call.args[0]) * (2 - call.args[0].is_contiguous()),
     "aten::_fft_c2c": copied_for_fft,
     "aten::_fft_c2r": _transformed_to_real,
     "aten::_fft_r2c": _transformed_from_real,
