@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.analysis.judge.verdict import judge_baseline
-from pytest_torchmem.store.baseline_changes import FileChanges, write_file
-from pytest_torchmem.store.baselines import BaselineStore
+from pytest_torchmem.store.baselines import BaselineStore, FileChanges, write_file
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change, Reference, complete
 from pytest_torchmem.values.contributors import (
     Category,

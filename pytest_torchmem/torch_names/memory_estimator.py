@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
-from pytest_torchmem.analysis.estimated.schedule import ScheduledMemory
+from pytest_torchmem.analysis.estimated.estimated_result import ScheduledMemory
 from pytest_torchmem.analysis.estimated.static import (
     interactions,
     memory_profile,

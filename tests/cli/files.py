@@ -1,6 +1,6 @@
 """Files that the command reads, of tests with one size each."""
 
-from pytest_torchmem.store.baseline_changes import FileChanges, write_file
+from pytest_torchmem.store.baselines import FileChanges, write_file
 from pytest_torchmem.store.run_reports import RunReport, TestReport, render_run
 from pytest_torchmem.values.baseline import BaselineEntry, Change
 from pytest_torchmem.values.measured import MeasuredTest, Window

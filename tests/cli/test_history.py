@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from pytest_torchmem.store.baseline_changes import FileChanges, write_file
+from pytest_torchmem.store.baselines import FileChanges, write_file
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import CategoryBytes
 from pytest_torchmem.values.units import MiB

@@ -35,10 +35,9 @@ from pytest_torchmem.plugin.options.option_table import OPTIONS
 from pytest_torchmem.plugin.options.settings import read_settings
 from pytest_torchmem.simulate.gpus import parse_gpu
 from pytest_torchmem.simulate.world import parse_world
-from pytest_torchmem.store.baseline_changes import FileChanges, write_file
 from pytest_torchmem.store.baseline_file import read_any, read_file
 from pytest_torchmem.store.baseline_rows import origins_path
-from pytest_torchmem.store.baselines import BaselineStore
+from pytest_torchmem.store.baselines import BaselineStore, FileChanges, write_file
 from pytest_torchmem.store.run_reports import read_run, render_run
 from pytest_torchmem.store.snapshots import load_snapshot
 from pytest_torchmem.store.traces import load_trace

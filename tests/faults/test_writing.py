@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.store.baseline_changes import FileChanges, write_file
 from pytest_torchmem.store.baseline_file import read_file
+from pytest_torchmem.store.baselines import FileChanges, write_file
 from pytest_torchmem.store.files import LOCK
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import BaselineError

@@ -13,9 +13,9 @@ from typing import cast
 
 import pytest
 
-from pytest_torchmem.simulate import build, process, symbols, torch_builds, world
+from pytest_torchmem.simulate import build, process, torch_builds, world
+from pytest_torchmem.simulate.build import ElfFile
 from pytest_torchmem.simulate.gpus import parse_gpu
-from pytest_torchmem.simulate.symbols import ElfFile
 from pytest_torchmem.simulate.torch_builds import TorchBuild
 from pytest_torchmem.values.errors import SimulationError
 
@@ -77,7 +77,7 @@ def test_a_cache_that_cannot_be_written_is_told_before_anything_is_fetched(cpu_t
 
 def test_a_build_of_the_wheel_installs_what_the_builder_imports():
     imported = set()
-    for module in (build, torch_builds, symbols):
+    for module in (build, torch_builds):
         for node in ast.walk(ast.parse(Path(module.__file__ or "").read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 imported.add((node.module or "").partition(".")[0])

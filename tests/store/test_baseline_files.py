@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_torchmem.store.baseline_changes import FileChanges, write_file
 from pytest_torchmem.store.baseline_file import FORMAT, FORMATS, EntryError, read_file
 from pytest_torchmem.store.baseline_rows import origin_line
-from pytest_torchmem.store.baselines import portable_path
+from pytest_torchmem.store.baselines import FileChanges, portable_path, write_file
 from pytest_torchmem.store.files import LOCK
 from pytest_torchmem.values.baseline import BaselineEntry, Numbers, complete, environment_name
 from pytest_torchmem.values.contributors import (

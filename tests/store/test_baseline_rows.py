@@ -6,9 +6,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_torchmem.store.baseline_changes import FileChanges, write_file
 from pytest_torchmem.store.baseline_file import read_file
 from pytest_torchmem.store.baseline_rows import WIDTH, entry_lines, sentence_of
+from pytest_torchmem.store.baselines import FileChanges, write_file
 from pytest_torchmem.values.baseline import BaselineEntry, Numbers, complete
 from pytest_torchmem.values.contributors import (
     Category,

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from test_baseline_files import CPU, entry
 
-from pytest_torchmem.store.baseline_changes import FileChanges, write_file
 from pytest_torchmem.store.baseline_file import read_file
-from pytest_torchmem.store.baselines import tell_git
+from pytest_torchmem.store.baselines import FileChanges, tell_git, write_file
 from pytest_torchmem.store.files import LOCK, locked
 from pytest_torchmem.values.errors import BaselineError
 
@@ -25,7 +24,7 @@ import sys
 from pathlib import Path
 sys.path[:0] = {paths!r}
 from test_baseline_files import CPU, entry
-from pytest_torchmem.store.baseline_changes import FileChanges, write_file
+from pytest_torchmem.store.baselines import FileChanges, write_file
 
 for number in range(25):
     key = f"test_{{sys.argv[1]}}_{{number}}"
@@ -47,7 +46,7 @@ def test_four_processes_at_once_lose_nothing(tmp_path):
 
 def test_without_the_lock_an_entry_can_be_lost(tmp_path):
     """The guard of the test above: this is what the lock is there for."""
-    from pytest_torchmem.store.baseline_changes import changed_text
+    from pytest_torchmem.store.baselines import changed_text
 
     path = tmp_path / "a.json"
     _, mine = changed_text(path, CPU, FileChanges({"test_mine": entry(1)}))

@@ -1,19 +1,25 @@
-"""An estimated result, and what a GPU would make of it."""
+"""An estimated result, what a GPU would make of it, and its memory node by node.
+
+The nodes are taken in their own order, or in any other that a scheduler tries. The rules are those
+of ``MemoryTracker`` in ``torch/_inductor/fx_passes/memory_estimator.py``.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from pytest_torchmem.analysis.caching_allocator import Requests
-from pytest_torchmem.analysis.estimated.schedule import NodeBytes, bytes_by_node
 from pytest_torchmem.analysis.estimated.static import (
+    Releasable,
     allocation_events,
     build_estimated_timeline,
     by_origin,
     estimate_result,
+    not_primal,
     static_contributors,
     storages_here,
 )
@@ -26,11 +32,12 @@ from pytest_torchmem.analysis.storages.explanation import (
     named_category,
     row_at,
 )
-from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.contributors import Category, Source
+from pytest_torchmem.values.errors import EstimateError
 from pytest_torchmem.values.json_values import OTHERWISE
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
-from pytest_torchmem.values.static_graph import StaticRun
+from pytest_torchmem.values.static_graph import NodeKind, StaticGraph, StaticRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +111,94 @@ def requests_of_run(run: StaticRun) -> Requests:
     events = allocation_events(run)
     events = events[events[:, 1] != 0]
     return Requests.from_columns(events[:, 1] > 0, np.abs(events[:, 1]), events[:, 0])
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBytes:
+    """The bytes in use while a node runs and after it.
+
+    Attributes:
+        name: The node's name in its graph; the operator's where there is no graph.
+        operator: In the profiler's style, ``aten::mm``.
+        source: The user's line; None where none is known.
+        during_bytes: With all that it makes, and nothing released yet.
+        after_bytes: With everything released that it was the last to use.
+    """
+
+    name: str
+    operator: str
+    source: Source | None
+    during_bytes: int
+    after_bytes: int
+
+
+def bytes_by_node(run: StaticRun) -> tuple[NodeBytes, ...]:
+    """Return the bytes on the run's device for each operator, in order."""
+    sizes = np.array(
+        [s.size_bytes * (s.device == run.device) for s in run.graph.storages], np.int64
+    )
+    levels = run.lifetimes.levels(sizes, run.graph.row_count)
+    columns = (run.graph.operators, levels[1::2].tolist(), levels[2::2].tolist())
+    return tuple(
+        NodeBytes(node.name, node.operator, node.source, during, after)
+        for node, during, after in zip(*columns, strict=True)
+    )
+
+
+class ScheduledMemory:
+    """The bytes in use while the nodes of a graph are scheduled one by one, in any order.
+
+    A storage is released once every node that uses it was scheduled, if ``releasable`` says yes to
+    the node that made it. A graph makes 4 bytes, of which two nodes need to know::
+
+        zeros    during 4   after 4
+        sum      during 8   after 8
+        add      during 12  after 8     the last use of the zeros
+    """
+
+    def __init__(
+        self,
+        graph: StaticGraph,
+        releasable: Releasable = not_primal,
+        on_device: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        self._nodes = {node.name: node for node in graph.nodes}
+        self._size_bytes = [s.size_bytes for s in graph.storages]
+        self._counted = [on_device(s.device) for s in graph.storages]
+        makes = [(node, s) for node in graph.nodes for s in node.makes]
+        self._releasable = {s for node, s in makes if releasable(node)}
+        self._unscheduled_uses = Counter(
+            s for node in graph.nodes if node.kind is not NodeKind.INPUT for s in node.uses
+        )
+        given = (NodeKind.INPUT, NodeKind.ATTRIBUTE)
+        self.scheduled: set[str] = set()
+        self.live: set[int] = {s for node, s in makes if node.kind in given and self._counted[s]}
+        self.current_bytes = sum(self._size_bytes[s] for s in self.live)
+        self.peak_bytes = self.current_bytes
+
+    def schedule(self, name: str) -> None:
+        """Run the node of that name next.
+
+        Raises `EstimateError` for one that was scheduled, and for one that uses a storage that no
+        node has made yet.
+        """
+        node = self._nodes[name]
+        if name in self.scheduled:
+            raise EstimateError(f"node {name} was scheduled before; each runs once")
+        self.scheduled.add(name)
+        if node.kind is not NodeKind.INPUT:
+            self._unscheduled_uses.subtract(node.uses)
+        if node.kind is not NodeKind.OPERATOR:
+            return
+        made = {s for s in node.makes if self._counted[s]} - self.live
+        used = {s for s in node.uses if self._counted[s]}
+        if not used <= self.live:
+            raise EstimateError(
+                f"node {name} uses a storage that no node has made yet, or that is released"
+            )
+        self.live |= made
+        self.current_bytes += sum(self._size_bytes[s] for s in made)
+        self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+        released = {s for s in used & self._releasable if not self._unscheduled_uses[s]}
+        self.live -= released
+        self.current_bytes -= sum(self._size_bytes[s] for s in released)

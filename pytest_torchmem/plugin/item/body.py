@@ -28,9 +28,9 @@ from pytest_torchmem.plugin.item.judging import (
     Judge,
     MeasuredWindow,
 )
-from pytest_torchmem.plugin.item.sending import Sender
-from pytest_torchmem.plugin.item.unfinished import (
+from pytest_torchmem.plugin.item.sending import (
     COUNTED_OUT_OF_MEMORY,
+    Sender,
     is_failure,
     is_out_of_memory,
     raised,

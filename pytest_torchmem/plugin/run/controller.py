@@ -59,7 +59,7 @@ from pytest_torchmem.report.text.tables import (
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate import GPU_VARIABLE
-from pytest_torchmem.store.baseline_changes import changed_text
+from pytest_torchmem.store.baselines import changed_text
 from pytest_torchmem.store.run_reports import RunReport, TestReport, checked_out, stamped
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, DeviceError, ReportError

@@ -20,10 +20,17 @@ import pytest
 
 from pytest_torchmem.plugin.options.settings import Settings
 from pytest_torchmem.plugin.run.workers import possible_baseline_nodeids
-from pytest_torchmem.store.baseline_changes import FileChanges, root_of, write_file
 from pytest_torchmem.store.baseline_file import read_any
 from pytest_torchmem.store.baseline_rows import origins_path
-from pytest_torchmem.store.baselines import FOLDER, BaselineStore, entry_key, tell_git
+from pytest_torchmem.store.baselines import (
+    FOLDER,
+    BaselineStore,
+    FileChanges,
+    entry_key,
+    root_of,
+    tell_git,
+    write_file,
+)
 from pytest_torchmem.store.files import locked
 from pytest_torchmem.values.baseline import (
     Allowance,

@@ -16,14 +16,16 @@ from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.fake.explained import SeveralDevicesError, explained
 from pytest_torchmem.record.fake.fake_run_recorder import FakeRunRecorder
 from pytest_torchmem.record.fake.kernels.cuda_operators import take_cudas_operators
-from pytest_torchmem.record.fake.kernels.libraries import uncounted_on_gpus, uncounted_on_the_cpu
+from pytest_torchmem.record.fake.kernels.scratch import uncounted_on_gpus, uncounted_on_the_cpu
 from pytest_torchmem.record.fake.leftovers import held_by_modules, put_back
 from pytest_torchmem.record.fake.origin import names_of
-from pytest_torchmem.record.fake.stand_ins import missing_device
+from pytest_torchmem.record.fake.stand_ins import refusals
 from pytest_torchmem.record.fake.stand_ins.device_thread import DeviceThread
-from pytest_torchmem.record.fake.stand_ins.missing_device import GradientsWanted
-from pytest_torchmem.record.fake.stand_ins.other_threads import refused_in_other_threads
 from pytest_torchmem.record.fake.stand_ins.real_routes import take_real_routes
+from pytest_torchmem.record.fake.stand_ins.refusals import (
+    GradientsWanted,
+    refused_in_other_threads,
+)
 from pytest_torchmem.record.fake.stand_ins.unknown import let_values_be_shown
 from pytest_torchmem.record.fake.substitution import Reachable, Substitution, find_reachable
 from pytest_torchmem.record.fake.watched import let_optimizers_take_fakes, recording
@@ -168,7 +170,7 @@ def _put_in_place(
     let_optimizers_take_fakes(patches, cpu_stands_in=runs_on != shown)
     let_values_be_shown(patches, notes)
     take_real_routes(patches)
-    missing_device.watch(patches, shown=shown, runs_on=runs_on)
+    refusals.watch(patches, shown=shown, runs_on=runs_on)
 
 
 def _substituted(fakes: Substitution, found: Reachable, program: Program) -> Any:

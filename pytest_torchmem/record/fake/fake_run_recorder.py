@@ -19,11 +19,10 @@ import torch
 
 from pytest_torchmem.record.fake.doubts import Doubt, Doubts
 from pytest_torchmem.record.fake.explained import RAGGED
-from pytest_torchmem.record.fake.given import Given
 from pytest_torchmem.record.fake.kernels.operator_call import Arguments, Call
 from pytest_torchmem.record.fake.kernels.scratch import DECIDED_BY_VALUES, kept_bytes, scratch_of
 from pytest_torchmem.record.fake.known_values import KnownValues
-from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
+from pytest_torchmem.record.fake.ledger import Given, Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import CallSites, checks_a_distribution
 from pytest_torchmem.record.fake.stand_ins import compositions
 from pytest_torchmem.record.fake.stand_ins.fast_paths import made_of_others

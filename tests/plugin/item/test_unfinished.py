@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pytest_torchmem.plugin.item.unfinished import (
+from pytest_torchmem.plugin.item.sending import (
     is_failure,
     is_out_of_memory,
     out_of_memory_sentences,

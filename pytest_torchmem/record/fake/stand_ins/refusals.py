@@ -1,12 +1,19 @@
-"""Guards against questions that only a CUDA device could answer, on a machine without one.
+"""Refuses programs that would go wrong without a word.
 
-Two things would go wrong there without a word. Autograd ends the process at the sight of a tensor
-on a device that torch was built without, and ``autocast("cuda")`` switches itself off.
+Two questions only a CUDA device could answer. On a machine without one autograd ends the process at
+the sight of a tensor on a device that torch was built without, and ``autocast("cuda")`` switches
+itself off.
+
+Dispatch modes are of one thread: in another one the operators run, and nobody records them. C++
+asks fake tensors in places where an error would end the process, so the other thread goes on, and
+the refusal comes where the program ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch
@@ -76,3 +83,38 @@ def _watch_casts(patches: Installed) -> None:
 
     patches.replace(fake_tensors.MAKE_AUTOCAST, making)
     patches.replace(fake_tensors.ENTER_AUTOCAST, entering)
+
+
+_ELSEWHERE: Final = (
+    "the program works on tensors in another thread, whose memory an estimate does not see; let it "
+    "call the function itself, or measure with pytest_torchmem.measure"
+)
+_Dispatch = Callable[..., object]
+
+
+@contextlib.contextmanager
+def refused_in_other_threads(
+    patches: Installed, mode: fake_tensors.FakeTensorMode
+) -> Iterator[None]:
+    """Raise `EstimateError` where another thread has worked on fake tensors of ``mode``."""
+    thread, seen = threading.get_ident(), threading.Event()
+
+    def refusing(plain: _Dispatch) -> object:
+        def dispatched(
+            func: object, types: object, args: object = (), kwargs: object = None
+        ) -> object:
+            if threading.get_ident() != thread and fake_tensors.has_any_of(mode, (args, kwargs)):
+                seen.set()
+            return plain(func, types, args, kwargs)
+
+        return staticmethod(dispatched)
+
+    patches.replace(fake_tensors.ELSEWHERE, refusing)
+    try:
+        yield
+    except Exception as error:
+        if not seen.is_set() or isinstance(error, EstimateError):
+            raise
+        raise EstimateError(_ELSEWHERE) from error
+    if seen.is_set():
+        raise EstimateError(_ELSEWHERE)
