@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem import __version__
-from pytest_torchmem.cli import diff, explain, show
+from pytest_torchmem.cli import diff, show
 from pytest_torchmem.cli.inputs import (
     Recording,
     converted,
@@ -320,13 +320,13 @@ def _show(options: argparse.Namespace) -> Exit:
 
 
 def _explain(options: argparse.Namespace) -> Exit:
-    found = explain.explanations(
+    found = show.explanations(
         options.trace, options.device, options.category, options.module, options.at, options.passes
     )
     _say(
         json.dumps([one.to_json() for one in found], indent=1)
         if options.format == "json"
-        else explain.explanations_text(found)
+        else show.explanations_text(found)
     )
     return Exit.OK
 

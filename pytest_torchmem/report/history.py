@@ -108,21 +108,17 @@ def history_page(history: Sequence[Acceptance]) -> str:
     """Return the page of a history."""
     assets = resources.files("pytest_torchmem.report").joinpath("assets")
     css = assets.joinpath("page.css").read_text("utf-8")
-    sections = "".join(_section(*place, items) for place, items in sorted(by_test(history).items()))
+    sections = [
+        f"<section><h2>{escape(test)} <small>on {escape(environment)}</small></h2>\n{_plot(items)}"
+        "<table><thead><tr><th>date<th class=number>peak<th class=number>change<th>who<th>commit"
+        f"<th></thead>\n{''.join(map(_row, reversed(items)))}</table></section>\n"
+        for (test, environment), items in sorted(by_test(history).items())
+    ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>History of baselines</title>\n<style>{css}{_STYLE}</style></head>\n"
-        f"<body><main><h1>History of baselines</h1>\n{sections}</main></body></html>\n"
-    )
-
-
-def _section(test: str, environment: str, items: Sequence[Acceptance]) -> str:
-    rows = "".join(_row(item) for item in reversed(items))
-    return (
-        f"<section><h2>{escape(test)} <small>on {escape(environment)}</small></h2>\n{_plot(items)}"
-        "<table><thead><tr><th>date<th class=number>peak<th class=number>change<th>who<th>commit"
-        f"<th></thead>\n{rows}</table></section>\n"
+        f"<body><main><h1>History of baselines</h1>\n{''.join(sections)}</main></body></html>\n"
     )
 
 

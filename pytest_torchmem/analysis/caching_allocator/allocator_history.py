@@ -52,13 +52,14 @@ Pools = dict[tuple[int, ...] | None, int]
 class History:
     """The requests found in a history, and what it says of their outcome.
 
+    Blocks from before the history are left out, with their frees: what they held is missing from
+    every count.
+
     Attributes:
         requests: What was asked for. Keys are numbered in order of allocation.
         address: int64, shape (T,); where the block of an allocation was, 0 for other requests.
         segment_addresses: What successive calls of cudaMalloc returned.
         row_count: int64, shape (E,); how many requests were made up to and with each entry.
-        foreign_free_count: Frees of blocks from before the history. They are left out, and the
-            blocks with them: what they held is missing from every count.
         failure_count: Allocations that failed; the history does not hold their requests.
     """
 
@@ -66,7 +67,6 @@ class History:
     address: NDArray[np.int64]
     segment_addresses: tuple[int, ...]
     row_count: NDArray[np.int64]
-    foreign_free_count: int
     failure_count: int
 
 
@@ -134,13 +134,11 @@ def read_history(
     requests = reader.log.requests()
     address = np.zeros(len(requests), dtype=np.int64)
     address[requests.kind == Request.ALLOC] = _addresses(entries, "alloc")
-    free_count = int(np.count_nonzero(requests.kind == Request.FREE))
     return History(
         requests=requests,
         address=address,
         segment_addresses=tuple(_addresses(entries, "segment_alloc")),
         row_count=np.array(row_count, dtype=np.int64),
-        foreign_free_count=actions.count("free_requested") - free_count,
         failure_count=actions.count("oom"),
     )
 

@@ -1,10 +1,14 @@
-"""One training step, or one call, of a program on fake tensors -> StaticRun."""
+"""One training step, or one call, of a program on fake tensors -> StaticRun.
+
+Hooks and patches let the recorder see modules, optimizers and resized storages.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,17 +24,16 @@ from pytest_torchmem.record.fake.kernels.scratch import uncounted_on_gpus, uncou
 from pytest_torchmem.record.fake.leftovers import held_by_modules, put_back
 from pytest_torchmem.record.fake.origin import names_of
 from pytest_torchmem.record.fake.stand_ins import refusals
+from pytest_torchmem.record.fake.stand_ins.compositions import compose, take_real_routes
 from pytest_torchmem.record.fake.stand_ins.device_thread import DeviceThread
-from pytest_torchmem.record.fake.stand_ins.real_routes import take_real_routes
 from pytest_torchmem.record.fake.stand_ins.refusals import (
     GradientsWanted,
     refused_in_other_threads,
 )
 from pytest_torchmem.record.fake.stand_ins.unknown import let_values_be_shown
 from pytest_torchmem.record.fake.substitution import Reachable, Substitution, find_reachable
-from pytest_torchmem.record.fake.watched import let_optimizers_take_fakes, recording
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.torch_api import autograd, compiler, fake_tensors
+from pytest_torchmem.record.torch_api import autograd, compiler, fake_tensors, modules, switches
 from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.errors import EstimateError
 from pytest_torchmem.values.static_graph import StaticGraph, StaticRun
@@ -375,3 +378,51 @@ def _name_owners(
     for category, tensors in owners:
         for tensor in fake_tensors.tensors_in(tensors):
             recorder.given.own(tensor, category, names.get(id(tensor), ""))
+
+
+@contextlib.contextmanager
+def recording(recorder: FakeRunRecorder) -> Iterator[None]:
+    """Let the recorder see operators, and which module and optimizer they run in."""
+    with Installed() as patches:
+        _install(patches, recorder)
+        with recorder, warnings.catch_warnings():
+            # A compiled module warns about hooks like ours; under a dispatch mode it runs eagerly.
+            warnings.filterwarnings("ignore", message="Using `torch.compile")
+            with contextlib.ExitStack() as stack:
+                stack.callback(switches.modes_to_leave())
+                yield
+
+
+def _install(patches: Installed, recorder: FakeRunRecorder) -> None:
+    def seeing(get_rng_state: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        def saved_state() -> torch.Tensor:
+            # Checkpointing keeps the generator's state, which C++ allocates behind the dispatcher.
+            state = get_rng_state()
+            recorder.made_outside(state, "aten::get_rng_state")
+            return state
+
+        return saved_state
+
+    module, optimizer = "torch.nn.modules.module.", "torch.optim.optimizer."
+    patches.hook(f"{module}register_module_forward_pre_hook", recorder.enter_module)
+    # A recomputation that has all it needs leaves its modules by an exception.
+    patches.hook(f"{module}register_module_forward_hook", recorder.leave_module, always_call=True)
+    patches.hook(f"{optimizer}register_optimizer_step_pre_hook", recorder.enter_optimizer)
+    patches.hook(f"{optimizer}register_optimizer_step_post_hook", recorder.leave_optimizer)
+    patches.replace("torch.get_rng_state", seeing)
+    patches.replace(fake_tensors.RESIZE_STORAGE, recorder.resizing)
+    if recorder.stands_in:
+        compose(patches, dict.fromkeys(fake_tensors.MOVES, recorder.moving))
+
+
+def let_optimizers_take_fakes(patches: Installed, *, cpu_stands_in: bool) -> None:
+    """Have optimizers choose the multi-tensor path for fake tensors as they do for real ones.
+
+    With ``cpu_stands_in``, for those on the CPU too, which stand for tensors on a GPU.
+    """
+    types = modules.foreach_types()
+    types.append(fake_tensors.FakeTensor)
+    patches.note(modules.FOREACH_TYPES, lambda: types.remove(fake_tensors.FakeTensor))
+    if cpu_stands_in:
+        for name in (modules.FOREACH_DEVICES, modules.AVERAGING_DEVICES):
+            patches.replace(name, lambda devices: lambda: [*devices(), "cpu"])

@@ -25,9 +25,9 @@ from pytest_torchmem.record.fake.known_values import KnownValues
 from pytest_torchmem.record.fake.ledger import Given, Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import CallSites, checks_a_distribution
 from pytest_torchmem.record.fake.stand_ins import compositions
+from pytest_torchmem.record.fake.stand_ins.compositions import adds_in_place
 from pytest_torchmem.record.fake.stand_ins.fast_paths import made_of_others
 from pytest_torchmem.record.fake.stand_ins.layouts import as_on_the_cpu
-from pytest_torchmem.record.fake.stand_ins.real_routes import adds_in_place
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
 from pytest_torchmem.record.torch_api import autograd, compiler, dispatcher, fake_tensors
 from pytest_torchmem.values.contributors import Category, Phase

@@ -103,17 +103,16 @@ class KnownValues:
         self, func: _Operator, name: str, args: _Arguments, kwargs: _Named
     ) -> _Run | None:
         """Return what an operator makes of known values, and what it writes; None if it cannot."""
-        given = fake_tensors.tensors_in((args, kwargs))
         random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-        values: dict[int, torch.Tensor] = {}
-        for tensor in given:
-            by_lengths = name in _BY_LENGTHS and tensor.is_floating_point()
-            value = _zeros_like(tensor) if by_lengths else self.of(tensor)
-            if value is None or random:
-                return None
-            values[id(tensor)] = value
         if random or name.startswith(_UNWRITTEN):
             return None
+        values: dict[int, torch.Tensor] = {}
+        for tensor in fake_tensors.tensors_in((args, kwargs)):
+            by_lengths = name in _BY_LENGTHS and tensor.is_floating_point()
+            value = _zeros_like(tensor) if by_lengths else self.of(tensor)
+            if value is None:
+                return None
+            values[id(tensor)] = value
         writes = dispatcher.writes_in_place(func)
         written = dispatcher.written_to(func, args, kwargs) if writes else []
         named = {**kwargs, "device": torch.device("cpu")} if kwargs.get("device") else kwargs

@@ -145,9 +145,8 @@ def test_private_pools_in_a_history_are_numbered():
     assert len({first, second, third}) == 3
 
 
-def test_frees_of_blocks_from_before_the_history_are_counted_and_left_out():
+def test_frees_of_blocks_from_before_the_history_are_left_out():
     history = read_history([entry("free_requested", 1), entry("free_completed", 1)])
-    assert history.foreign_free_count == 1
     assert len(history.requests) == 0
 
 
