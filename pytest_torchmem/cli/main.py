@@ -29,9 +29,8 @@ from pytest_torchmem.report.history import history_page, history_plots, history_
 from pytest_torchmem.report.text.tables import ANY_WIDTH, one_line
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate.gpus import parse_gpu
-from pytest_torchmem.simulate.process import notice, variables
+from pytest_torchmem.simulate.process import notice, parse_world, variables
 from pytest_torchmem.simulate.torch_builds import fetch, torch_build
-from pytest_torchmem.simulate.world import parse_world
 from pytest_torchmem.store.acceptances import read_acceptances
 from pytest_torchmem.store.files import write_report
 from pytest_torchmem.store.run_reports import RunReport, merged

@@ -34,7 +34,7 @@ from pytest_torchmem.plugin.options.marker import read_markers
 from pytest_torchmem.plugin.options.option_table import OPTIONS
 from pytest_torchmem.plugin.options.settings import read_settings
 from pytest_torchmem.simulate.gpus import parse_gpu
-from pytest_torchmem.simulate.world import parse_world
+from pytest_torchmem.simulate.process import parse_world
 from pytest_torchmem.store.baseline_file import read_any, read_file
 from pytest_torchmem.store.baseline_rows import origins_path
 from pytest_torchmem.store.baselines import BaselineStore, FileChanges, write_file

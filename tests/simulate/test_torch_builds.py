@@ -13,7 +13,7 @@ from typing import cast
 
 import pytest
 
-from pytest_torchmem.simulate import build, process, torch_builds, world
+from pytest_torchmem.simulate import build, process, torch_builds
 from pytest_torchmem.simulate.build import ElfFile
 from pytest_torchmem.simulate.gpus import parse_gpu
 from pytest_torchmem.simulate.torch_builds import TorchBuild
@@ -70,7 +70,7 @@ def test_another_release_is_told_with_the_command_that_fetches_it():
 def test_a_cache_that_cannot_be_written_is_told_before_anything_is_fetched(cpu_torch, monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip was called"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(cpu_torch / "version.py"))
-    for writes in (torch_builds.fetch, world.entry_point_folder):
+    for writes in (torch_builds.fetch, process.entry_point_folder):
         with pytest.raises(SimulationError, match=r"cannot be written .*; set XDG_CACHE_HOME"):
             writes()
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from pytest_torchmem.simulate.gpus import parse_gpu
-from pytest_torchmem.simulate.world import World, parse_world
+from pytest_torchmem.simulate.process import World, parse_world
 from pytest_torchmem.values.errors import SimulationError
 
 PROGRAM = """

@@ -12,9 +12,8 @@ from pytest_torchmem.plugin.options.option_table import simulation_asked
 from pytest_torchmem.simulate import GPU_VARIABLE
 from pytest_torchmem.simulate.gaps import Gaps, gaps_so_far, inexact_reads_sentence
 from pytest_torchmem.simulate.gpus import parse_gpu
-from pytest_torchmem.simulate.process import notice, variables
+from pytest_torchmem.simulate.process import notice, parse_world, variables
 from pytest_torchmem.simulate.torch_builds import torch_build
-from pytest_torchmem.simulate.world import parse_world
 from pytest_torchmem.values.errors import SimulationError
 
 
