@@ -25,6 +25,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cache
 from pathlib import Path
 
@@ -37,8 +38,9 @@ from pytest_torchmem.values.results import Counters
 MIB = 2**20
 PAGE = """# A simulated GPU beside recordings from real ones
 
-Recorded by others; simulated by `benchmarks/simulated_gpu.py`, which says how. Peaks are those of
-the recorded part. The programs are those of `NiuHuangxiaozi/assignment2-systems` (4 layers),
+Recorded by others; simulated on TODAY by `benchmarks/simulated_gpu.py`, which says how. Peaks
+are those of the recorded part.
+The programs are those of `NiuHuangxiaozi/assignment2-systems` (4 layers),
 `Wedsonlin/assignment2-systems` (24 layers), `kkaitlyn111/cs336-a2-systems` (32 layers, 3.4 billion
 parameters, an empty cache before each; its weights are not drawn on the host, which would take it
 14 GB), `silmont2000/assignment2-systems` (attention alone), `fdrose/efficient-dl-systems` (cross
@@ -301,7 +303,7 @@ def main() -> None:
     table = tabulate(rows, headers, tablefmt="github", colalign=align, disable_numparse=True)
     if options.output:
         options.output.write_text(
-            PAGE + table + "\n",
+            PAGE.replace("TODAY", f"{date.today()}") + table + "\n",
             encoding="utf-8",
         )
 
