@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections import ChainMap
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import chain
 from operator import is_not
@@ -108,8 +109,8 @@ class Originals:
     """
 
     def __init__(self) -> None:
-        self._functions: dict[ModuleType | type, Mapping[str, object]] = {}
-        self._lookups: list[Callable[[str], object]] = []
+        self._functions: dict[ModuleType | type, dict[str, object]] = {}
+        self._lookups: list[Callable[[str, object], object]] = []
         self._values: list[object] = []
 
     def note(self) -> None:
@@ -118,9 +119,11 @@ class Originals:
         owners: tuple[ModuleType | type, ...] = (*modules, pathlib.PurePath, pathlib.Path)
         for owner in owners:
             if owner not in self._functions:
+                # What a class inherits is replaced in the class itself.
+                places = owner.__mro__[:-1] if isinstance(owner, type) else (owner,)
                 self._functions[owner] = {
                     name: value
-                    for name, value in vars(owner).items()
+                    for name, value in ChainMap(*(dict(vars(place)) for place in places)).items()
                     if (callable(value) or isinstance(value, classmethod | staticmethod | property))
                     and f"{owner.__name__}.{name}" not in _RECORDERS
                 }
@@ -134,7 +137,8 @@ class Originals:
     def _put_back(self) -> list[tuple[object, str, object]]:
         # At a body's end the profiler still runs. It records each call that Python makes, and none
         # that C makes: one for each function would be more than a small test has.
-        now = chain.from_iterable(map(map, self._lookups, self._functions.values()))
+        noted = self._functions.values()
+        now = chain.from_iterable(map(map, self._lookups, noted, map(dict.values, noted)))
         if not any(map(is_not, now, self._values)):
             return []
         replaced: list[tuple[object, str, object]] = []

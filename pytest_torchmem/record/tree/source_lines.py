@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -74,25 +73,36 @@ def operator_lines(
     ahead = _between(function, after, before)
     lines = []
     line = after
-    for name in operators:
-        short = name.rpartition("::")[2]
-        names = {short, short.rstrip("_")}
-        # One that is not found, as that of ``x.T``, leaves all candidates to those after it.
-        for candidates in chain((ahead,), _after_a_turn(function, line)):
-            place = next((p for p, c in enumerate(candidates) if names & {*c.operators}), None)
-            if place is not None:
-                line = candidates[place].line
-                ahead = candidates[place + 1 :]
-                break
+    runs = [{short, short.rstrip("_")} for short in (o.rpartition("::")[2] for o in operators)]
+    for number in range(len(runs)):
+        # A loop turns where that explains more of what comes next than going on does. An operator
+        # that is not found, as that of ``x.T``, leaves all candidates to those after it.
+        ways = [(c, _run(c, runs, number)) for c in (ahead, *_turns(function, line, before))]
+        candidates, places = max(ways, key=lambda way: len(way[1]))
+        if places:
+            line, ahead = candidates[places[0]].line, candidates[places[0] + 1 :]
         lines.append(line)
     return lines
 
 
-def _after_a_turn(function: _FunctionLines, line: int) -> Iterator[list[OperatorLine]]:
-    """The operators of each loop around a line, the innermost first: they may run again."""
+def _run(candidates: Sequence[OperatorLine], runs: Sequence[set[str]], number: int) -> list[int]:
+    """Return the places of the operators that run from ``number`` on, up to one not among them."""
+    places: list[int] = []
+    left = enumerate(candidates)
+    for following in range(number, len(runs)):
+        place = next((p for p, c in left if not runs[following].isdisjoint(c.operators)), None)
+        if place is None:
+            break
+        places.append(place)
+    return places
+
+
+def _turns(function: _FunctionLines, line: int, before: int) -> Iterator[list[OperatorLine]]:
+    """The operators from the head of each loop around a line, the innermost first."""
+    last = before or max((c.line for c in function.operators), default=0)
     for begin, end in sorted(function.loops, reverse=True):
         if begin <= line <= end:
-            yield [c for c in function.operators if begin <= c.line <= end]
+            yield [c for c in function.operators if begin <= c.line <= max(end, last)]
 
 
 def _between(function: _FunctionLines, after: int, before: int) -> list[OperatorLine]:

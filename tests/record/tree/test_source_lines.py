@@ -94,3 +94,12 @@ def test_comprehensions_that_begin_on_one_line_have_each_its_operators(tmp_path:
     path = tmp_path / "line.py"
     path.write_text("def f(xs):\n    return [x * 2 for x in xs], [x / 2 for x in xs]\n")
     assert operator_lines(str(path), 2, ["aten::div"], after=0, before=0) == [2]
+
+
+def test_a_loop_turns_though_the_operator_comes_again_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "again.py"
+    path.write_text(
+        "def f(x, xs):\n    for y in xs:\n        x = x * y\n        x = x + 1\n    return x * 3\n"
+    )
+    names = ["aten::mul", "aten::add"] * 2 + ["aten::mul"]
+    assert operator_lines(str(path), 1, names, after=0, before=0) == [3, 4, 3, 4, 5]

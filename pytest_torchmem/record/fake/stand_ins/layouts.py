@@ -1,7 +1,7 @@
 """Operators whose results lie otherwise in memory on the CPU than torch says of fake tensors.
 
 A later operator copies what does not lie as it needs it, so a wrong layout is a wrong estimate.
-Checked on torch 2.13, with each operator's arguments permuted.
+Checked on torch 2.6 and 2.13, with each operator's arguments permuted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ _LAYOUTS: Final = {
     "aten::native_batch_norm": _in_format_of(0),
     "aten::native_batch_norm_backward": _in_format_of(1),
     "aten::native_layer_norm_backward": _rows,
+    "aten::reflection_pad2d": _in_format_of(0),
     "aten::reflection_pad2d_backward": _in_format_of(1),
+    "aten::replication_pad2d": _in_format_of(0),
     "aten::replication_pad2d_backward": _in_format_of(1),
     "aten::roll": _in_format_of(0),
     "aten::smooth_l1_loss_backward": _rows,
