@@ -255,6 +255,33 @@ def test_a_body_below_a_function_of_torch_is_cut(monkeypatch: pytest.MonkeyPatch
     assert count > 2
 
 
+def test_a_dataset_below_a_loader_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader's range is opened for a profiler of the body's alone."""
+    called = programs(in_expressions=False)
+    x, softened = torch.ones(4), called["softened"]
+
+    class Softened(torch.utils.data.Dataset[torch.Tensor]):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return softened(x)
+
+        def __len__(self) -> int:
+            return 2
+
+    def names() -> set[str]:
+        return {event.name for event in own.function_events or ()}
+
+    loader = torch.utils.data.DataLoader(Softened(), batch_size=None)
+    monkeypatch.setitem(called, "only_below", lambda: list(loader))
+    _, _, count = measured("only_below", 1, monkeypatch)
+    assert count > 2
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    with torch.autograd.profiler.profile() as own:
+        list(loader)
+    measurement.cancel()
+    assert any(name.startswith("enumerate(DataLoader)") for name in names())
+
+
 def test_a_call_from_an_extension_is_no_safe_moment() -> None:
     """An extension may have opened a range of its own, which no hook of ours sees."""
     safe: list[bool] = []

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.errors import RecordingError
 
 _TORCH: Final = f"{Path(torch.__file__).parent}/"
@@ -30,6 +31,7 @@ _COMPILERS: Final = (
     *("_dynamo/", "_inductor/", "_functorch/_aot_autograd/", "_functorch/aot_autograd.py"),
     *("_export/", "export/", "fx/", "jit/"),
 )
+_LOADERS: Final = "enumerate(DataLoader)#"
 _UNCUT: Final = tuple(f"{_TORCH}{place}" for place in (*_PROFILERS, *_COMPILERS))
 
 
@@ -39,6 +41,9 @@ class OpenRanges:
     An operator or annotation that is open when the profiler stops writes its end into the session
     that is gone, as soon as the next one has begun. So the profiler must not be stopped and started
     again below one.
+
+    A loader opens one around each ``__next__``, in which a dataset may run for as long as it likes.
+    It is opened only for a profiler of the body's.
     """
 
     def __init__(self) -> None:
@@ -54,14 +59,18 @@ class OpenRanges:
         patches.replace(f"{annotation}.__exit__", self._closing)
 
     def _opening(self, enter: Callable[..., object]) -> Callable[..., object]:
-        def opened(block: object) -> object:
+        def opened(block: torch.autograd.profiler.record_function) -> object:
+            if block.name.startswith(_LOADERS) and not profiler.front_end_is_active():
+                return block
             self._open += 1
             return enter(block)
 
         return opened
 
     def _closing(self, leave: Callable[..., object]) -> Callable[..., object]:
-        def closed(block: object, *error: object) -> object:
+        def closed(block: torch.autograd.profiler.record_function, *error: object) -> object:
+            if block.record is None and block.name.startswith(_LOADERS):
+                return None
             try:
                 return leave(block, *error)
             finally:

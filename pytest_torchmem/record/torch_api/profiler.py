@@ -310,6 +310,11 @@ def _with_number(call: Callable[..., object], number: int) -> Callable[..., obje
     return lambda _, *rest: call(number, *rest)
 
 
+def front_end_is_active() -> bool:
+    """Return whether one of torch's front ends profiles; a session of ours is made without one."""
+    return torch.autograd.profiler._is_profiler_enabled
+
+
 def others_listen() -> bool:
     """Return whether anybody but torch's Python tracer follows what this thread calls.
 
@@ -375,8 +380,7 @@ class Profiler:
         return (
             profiler_is_active()
             and not self.is_replaced
-            # Torch's front ends set it; a session of ours is made without one.
-            and not torch.autograd.profiler._is_profiler_enabled
+            and not front_end_is_active()
             and type(_profile_function()) is self._tracer
         )
 
