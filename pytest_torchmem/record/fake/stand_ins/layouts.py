@@ -16,8 +16,8 @@ def _rows(made: torch.Tensor, _: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.empty_like(made, memory_format=torch.contiguous_format)
 
 
-def _as_first(_: torch.Tensor, args: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.empty_like(args[0])
+def _as_first(made: torch.Tensor, args: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.empty_like(args[0]) if args[0].shape == made.shape else made
 
 
 def _like(number: int) -> Callable[[torch.Tensor, Sequence[torch.Tensor]], torch.Tensor]:

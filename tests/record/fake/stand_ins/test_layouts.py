@@ -73,3 +73,16 @@ def test_what_is_made_and_its_gradient_lie_as_on_the_cpu(name: str, layout: str)
             return x * 1
 
         estimate(program, x, grad, on_the_cpu, backward=False)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    "name", ["binary_cross_entropy", "huber_loss", "mse_loss", "smooth_l1_loss"]
+)
+def test_a_loss_that_is_one_number_is_one_in_an_estimate(name: str, reduction: str) -> None:
+    loss, x = getattr(functional, name), torch.rand(4, 6, requires_grad=True)
+
+    def program(x: Tensor) -> None:
+        loss(x.sigmoid(), torch.ones(x.shape), reduction=reduction).backward()
+
+    assert estimate(program, x, backward=False).peak.total > 0
