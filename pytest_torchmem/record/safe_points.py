@@ -90,8 +90,8 @@ class SafePoints:
     def install(self, patches: Installed) -> None:
         """Raise in the body what a signal's handler raises where Python would drop it.
 
-        Python drops what is raised while it calls a weak reference's callback. Without us the
-        body's own code would have run then.
+        Python drops what is raised while it calls a weak reference's callback, or the collector's.
+        Without us the body's own code would have run then.
         """
 
         def handing_on(hook: _Hook) -> _Hook:
@@ -463,9 +463,12 @@ class KeptCount:
             self._move_back()
 
     def _move_back(self) -> None:
-        is_moved, self._moved = self._is_moved(), None
-        if is_moved:
+        moved = self._moved
+        if self._is_moved():
             gc.set_threshold(*self._own)
+        # A cut may have moved it again.
+        if self._moved is moved:
+            self._moved = None
 
     def _is_moved(self) -> bool:
         """Return whether the threshold is still ours: the body may have set another."""

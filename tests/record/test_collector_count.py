@@ -166,3 +166,21 @@ def test_the_import_of_the_compiler_ends_with_the_only_look_at_everything():
     command = [sys.executable, "-c", IMPORTS_THE_COMPILER]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.split() == ["1", "True"]
+
+
+def test_a_signal_while_the_threshold_moves_back_leaves_it_to_be_moved_later(count, monkeypatch):
+    own = THRESHOLD()
+    with count.kept():
+        ours = [set() for _ in range(1000)]
+
+    def interrupted(*_):  # as by a signal's handler, before the call
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gc, "set_threshold", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        count._on_collection("start", {})
+    assert gc.get_threshold() == own != THRESHOLD()
+    count.remove()
+    assert THRESHOLD() == own
+    assert len(ours) == 1000
