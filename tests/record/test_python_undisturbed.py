@@ -237,3 +237,81 @@ def test_a_script_under_the_profiler_of_the_command_line_is_measured(tmp_path: P
     assert done.returncode == 0, done.stderr
     functions = {name for _, _, name in pstats.Stats(str(profile)).stats}  # type: ignore[attr-defined]
     assert "after" in functions
+
+
+def test_a_run_of_pytest_under_the_profiler_of_the_command_line_shows_later_tests(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        mod="def one(): return 1\ndef two(): return 2\n",
+        test_it="""
+        import mod, pytest, torch
+
+        @pytest.mark.memory_budget("100MiB")
+        def test_1():
+            mod.one()
+            torch.ones(5)
+
+        def test_2():
+            mod.two()
+        """,
+    )
+    command = ("-m", "cProfile", "-o", "prof", "-m", "pytest", "-p", "no:cacheprovider")
+    pytester.run(sys.executable, *command).assert_outcomes(passed=2)
+    stats: Any = pstats.Stats(str(pytester.path / "prof"))
+    assert ("mod.py", "two") in {(Path(file).name, name) for file, _, name in stats.stats}
+
+
+_FUNCTION_OF_ITS_OWN = """
+import torch
+from pytest_torchmem import measure
+
+class Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3 * ctx.saved_tensors[0] ** 2
+
+x = torch.ones(1 << 18, requires_grad=True)
+with measure("a", device="cpu") as a:
+    Cubed.apply(torch.nn.functional.relu(x)).sum().backward()
+print(torch.__file__, *{cause.source.file for cause in a.peak.live if cause.source}, sep="\\n")
+"""
+
+
+def test_behind_a_link_no_frame_of_torchs_is_the_users(tmp_path: Path) -> None:
+    (tmp_path / "torch").symlink_to(Path(torch.__file__).parent)
+    script = tmp_path / "script.py"
+    script.write_text(_FUNCTION_OF_ITS_OWN)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == [str(tmp_path / "torch" / "__init__.py"), str(script)]
+
+
+_IMPORTS_BESIDE_A_THREAD = """
+import threading, torch
+from pytest_torchmem import measure
+
+stop = threading.Event()
+other = threading.Thread(target=stop.wait, daemon=True)
+other.start()
+with measure("a", device="cpu") as a:
+    x = torch.ones(10)
+    from torch.distributed.fsdp import MixedPrecision
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+    import sqlite3, xmlrpc.client, mailbox
+stop.set()
+other.join()
+print(a.peak.total, ShardedGradScaler.__name__)
+"""
+
+
+def test_a_body_imports_much_of_torch_while_another_thread_lives() -> None:
+    command = [sys.executable, "-c", _IMPORTS_BESIDE_A_THREAD]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["40", "ShardedGradScaler"], done.stderr
