@@ -98,8 +98,8 @@ class SafePoints:
             def dropped(what: sys.UnraisableHookArgs) -> None:
                 raised = what.exc_value
                 if raised is not None and self in _LISTENING and _is_a_signals(what):
-                    self.after(_SOON_S)
                     self._dropped.append(raised)
+                    self.after(_SOON_S)
                 else:
                     hook(what)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import sys
 import time
-from collections.abc import Callable
 from types import FrameType
 
 import pytest
 import torch
 
 from pytest_torchmem import measure
-from pytest_torchmem.record.safe_points import KeptCount
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the timer is Linux's"),
@@ -53,33 +50,18 @@ def free(kept: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     kept.clear()
 
 
-def collect(_: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the signal come in the callback of the collector."""
-    move_back = KeptCount._move_back
-
-    def ringing(count: KeptCount) -> None:
-        monkeypatch.setattr(KeptCount, "_move_back", move_back)
-        signal.raise_signal(signal.SIGUSR1)
-        move_back(count)
-
-    monkeypatch.setattr(KeptCount, "_move_back", ringing)
-    gc.collect()
-
-
 @pytest.mark.parametrize("handler", [ring, signal.default_int_handler])
-@pytest.mark.parametrize("call", [free, collect])
 def test_what_a_handler_raises_while_python_calls_us_reaches_the_body(
-    call: Callable[[list[torch.Tensor], pytest.MonkeyPatch], None],
     handler: signal.Handlers,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Python drops what is raised in the callbacks of weak references and of the collector."""
+    """Python drops what is raised in the callbacks of weak references."""
     kept, dropped = [torch.ones(8)], list[object]()
     before = signal.signal(signal.SIGUSR1, handler)
     monkeypatch.setattr(sys, "unraisablehook", dropped.append)
 
     def call_and_wait() -> None:
-        call(kept, monkeypatch)
+        free(kept, monkeypatch)
         spend(5)
 
     try:
