@@ -236,8 +236,10 @@ def _is_a_signals(dropped: sys.UnraisableHookArgs) -> bool:
     """
     if threading.get_ident() != threading.main_thread().ident:
         return False
-    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(dropped.exc_traceback)]
-    ours = [file.startswith(_RECORDERS) for file in frames]
+    called = [frame.f_code for frame, _ in traceback.walk_tb(dropped.exc_traceback)]
+    if _PendingCall.__bool__.__code__ in called:
+        return True  # it was handed on where somebody's callback ran
+    ours = [code.co_filename.startswith(_RECORDERS) for code in called]
     # Python's own handler of SIGINT has no frame.
     return bool(ours) and ours[0] and not (ours[-1] and isinstance(dropped.exc_value, Exception))
 
