@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from pytest_torchmem.contexts import Around, numpy_in_place, pause_gc, resume_gc
+from pytest_torchmem.record.collector_count import KeptCount
 from pytest_torchmem.record.compiled.compiled_graphs import CompiledSources
 from pytest_torchmem.record.devices import (
     AllocatorHistory,
@@ -39,7 +40,7 @@ from pytest_torchmem.record.patches.python_tracing import (
     quiet,
 )
 from pytest_torchmem.record.patches.threads import GlooWatch, ThreadWatch
-from pytest_torchmem.record.safe_points import KeptCount, SafePoints
+from pytest_torchmem.record.safe_points import SafePoints
 from pytest_torchmem.record.torch_api import autograd, compiler, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.record.tree.growing_tables import Rows, Tables, joined

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from pytest_torchmem.record.collector_count import KeptCount
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.record.safe_points import KeptCount
 
 THRESHOLD = gc.get_threshold
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pytest_torchmem import measure
-from pytest_torchmem.record.safe_points import KeptCount
+from pytest_torchmem.record.collector_count import KeptCount
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the timer is Linux's"),

@@ -101,7 +101,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
 
     @property
     def stands_in(self) -> bool:
-        """Whether the fakes are on another device than the one that is estimated for."""
+        """True where the fakes are on another device than the one that is estimated for."""
         return self._stand_in is not None
 
     def finish(self) -> None:
@@ -204,13 +204,16 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         number = self._ledger.number(tensor) if moves else None
         if number is None or tensor.requires_grad:
             return made
-        below = [number]
-        for other in below:
-            below += [used for used in self._made_of.get(other, ()) if used not in below]
-        entries = [self._ledger.entries[other] for other in below]
-        if not any(entry.category is Category.PARAMETER for entry in entries):
-            same = self._ledger.number(made) == number
-            self._ledger.doubt(n for n in below[same:] if self._ledger.entries[n].size_bytes)
+        below, waiting = {number}, [number]
+        for other in waiting:
+            new = [used for used in self._made_of.get(other, ()) if used not in below]
+            below.update(new)
+            waiting += new
+        entries = self._ledger.entries
+        if not any(entries[n].category is Category.PARAMETER for n in below):
+            if self._ledger.number(made) == number:
+                below.remove(number)
+            self._ledger.doubt(n for n in below if entries[n].size_bytes)
         return made
 
     # What an operator does.

@@ -31,7 +31,6 @@ _COMPILERS: Final = (
     *("_dynamo/", "_inductor/", "_functorch/_aot_autograd/", "_functorch/aot_autograd.py"),
     *("_export/", "export/", "fx/", "jit/"),
 )
-_LOADERS: Final = "enumerate(DataLoader)#"
 _UNCUT: Final = tuple(f"{_TORCH}{place}" for place in (*_PROFILERS, *_COMPILERS))
 
 
@@ -60,7 +59,7 @@ class OpenRanges:
 
     def _opening(self, enter: Callable[..., object]) -> Callable[..., object]:
         def opened(block: torch.autograd.profiler.record_function) -> object:
-            if block.name.startswith(_LOADERS) and not profiler.front_end_is_active():
+            if _is_loaders(block) and not profiler.front_end_is_active():
                 return block
             self._open += 1
             return enter(block)
@@ -69,7 +68,7 @@ class OpenRanges:
 
     def _closing(self, leave: Callable[..., object]) -> Callable[..., object]:
         def closed(block: torch.autograd.profiler.record_function, *error: object) -> object:
-            if block.record is None and block.name.startswith(_LOADERS):
+            if block.record is None and _is_loaders(block):
                 return None
             try:
                 return leave(block, *error)
@@ -97,6 +96,10 @@ class OpenRanges:
         is found on the stack of the process.
         """
         return self._open <= 0 and not any(file.startswith(_UNCUT) for file in _files_called())
+
+
+def _is_loaders(block: torch.autograd.profiler.record_function) -> bool:
+    return str(block.name).startswith("enumerate(DataLoader)#")
 
 
 def _calls_by_torch(harmless: tuple[str, ...]) -> int:

@@ -73,11 +73,11 @@ def operator_lines(
     ahead = _between(function, after, before)
     lines = []
     line = after
-    runs = [{short, short.rstrip("_")} for short in (o.rpartition("::")[2] for o in operators)]
-    for number in range(len(runs)):
+    names = [{short, short.rstrip("_")} for short in (o.rpartition("::")[2] for o in operators)]
+    for number in range(len(names)):
         # A loop turns where that explains more of what comes next than going on does. An operator
         # that is not found, as that of ``x.T``, leaves all candidates to those after it.
-        ways = [(c, _run(c, runs, number)) for c in (ahead, *_turns(function, line, before))]
+        ways = [(c, _run(c, names, number)) for c in (ahead, *_turns(function, line, before))]
         candidates, places = max(ways, key=lambda way: len(way[1]))
         if places:
             line, ahead = candidates[places[0]].line, candidates[places[0] + 1 :]
@@ -85,12 +85,12 @@ def operator_lines(
     return lines
 
 
-def _run(candidates: Sequence[OperatorLine], runs: Sequence[set[str]], number: int) -> list[int]:
+def _run(candidates: Sequence[OperatorLine], names: Sequence[set[str]], number: int) -> list[int]:
     """Return the places of the operators that run from ``number`` on, up to one not among them."""
     places: list[int] = []
     left = enumerate(candidates)
-    for following in range(number, len(runs)):
-        place = next((p for p, c in left if not runs[following].isdisjoint(c.operators)), None)
+    for following in range(number, len(names)):
+        place = next((p for p, c in left if not names[following].isdisjoint(c.operators)), None)
         if place is None:
             break
         places.append(place)

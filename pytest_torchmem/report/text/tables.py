@@ -318,7 +318,7 @@ def unused_lines(unused: Iterable[Collection[str]]) -> list[str]:
 
 
 class OrphanEnd(enum.Enum):
-    """What becomes of the baselines of a module that is gone; ``{}`` is where most tests are."""
+    """The end of a sentence on the baselines of a module that is gone; ``{}`` has most tests."""
 
     MOVED = "moved to {}, which the next run compares with them"
     MOVED_AND_COMPARED = "moved to {}, which this run has compared with them"
