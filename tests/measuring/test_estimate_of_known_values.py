@@ -164,9 +164,12 @@ def test_what_is_no_longer_known_is_refused(program):
         estimate(program, backward=False)
 
 
-def test_writes_of_known_values_are_followed_and_leave_the_real_ones():
+@pytest.mark.parametrize(
+    "write", [lambda: flag.mul_(0), lambda: torch._foreach_mul_([flag], 0)], ids=["one", "several"]
+)
+def test_writes_of_known_values_are_followed_and_leave_the_real_ones(write):
     def program():
-        flag.mul_(0)
+        write()
         return x if flag.item() else x.repeat(50, 1)
 
     assert estimate(program, backward=False).peak.total >= 50 * x.nbytes
