@@ -36,10 +36,6 @@ ROWS = [
     ("70B", "tensor parallel x fully_shard", 512),
 ]
 GIB = 2**30
-NOTE = (
-    "DDP has one copy of its gradients more in some runs (20.630 and 33.152 GiB) than in others "
-    "(16.517 and 29.038), with the same code; why is not known."
-)
 
 
 def main() -> None:
@@ -72,7 +68,7 @@ def main() -> None:
         f"# Rank 0 of N on simulated GPUs\n\ntorch {release}, {date.today()}, H100s, on "
         f"{os.cpu_count()} cores with a load of {os.getloadavg()[2]:.0f}; "
         "GiB of requested memory. `python benchmarks/simulated_world.py` made the table and says "
-        f"what its columns mean.\n\n{text}\n\n{NOTE}\n"
+        f"what its columns mean.\n\n{text}\n"
     )
 
 
