@@ -199,6 +199,11 @@ def test_second():
 
 def test_third():
     assert mod.branch(torch.zeros(1)) is not None
+
+@pytest.mark.memory_budget("1GiB")
+def test_fourth():
+    import late
+    assert late.branch(torch.zeros(1)) is not None
 """
 
 
@@ -209,14 +214,14 @@ def test_coverage_has_the_lines_that_it_has_without_us(
     needs("coverage")
     if core == "sysmon" and sys.version_info < (3, 12):
         pytest.skip("Python 3.12 brought sys.monitoring")
-    pytester.makepyfile(mod=MODULE, test_it=COVERED)
+    pytester.makepyfile(mod=MODULE, late=MODULE, test_it=COVERED)
     monkeypatch.setenv("COVERAGE_CORE", core)
     beside, alone = (
         covered_lines(pytester, monkeypatch, plugins)
         for plugins in ("pytest_torchmem.plugin.hooks", "")
     )
     assert beside == alone
-    assert len(beside["mod.py"]) == 8
+    assert (len(beside["mod.py"]), len(beside["late.py"])) == (8, 6)
 
 
 def covered_lines(
@@ -224,9 +229,9 @@ def covered_lines(
 ) -> dict[str, list[int]]:
     """Run the tests under coverage; return which lines of each file ran."""
     monkeypatch.setenv("PYTEST_PLUGINS", plugins)
-    run = ("-m", "coverage", "run", "--include=mod.py,test_it.py", "-m", "pytest")
+    run = ("-m", "coverage", "run", "--include=mod.py,late.py,test_it.py", "-m", "pytest")
     result = pytester.run(sys.executable, *run)
-    result.assert_outcomes(passed=3, warnings=0 if plugins else 2)
+    result.assert_outcomes(passed=4, warnings=0 if plugins else 3)
     assert any(line.startswith("memory:") for line in result.outlines) == bool(plugins)
     data = importlib.import_module("coverage").CoverageData(str(pytester.path / ".coverage"))
     data.read()

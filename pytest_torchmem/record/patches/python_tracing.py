@@ -44,6 +44,9 @@ def interpreter_call(name: str, result: Any) -> Any:
 _enter = interpreter_call("PyThreadState_EnterTracing", None)
 _leave = interpreter_call("PyThreadState_LeaveTracing", None)
 _current = interpreter_call("PyThreadState_Get", ctypes.c_void_p)
+_set_profile = interpreter_call("PyEval_SetProfile", None)
+# A thread's state is larger in each release of Python; what is looked for is near its beginning.
+_STATE_WORDS: Final = 32
 
 
 class TracingPause:
@@ -81,6 +84,58 @@ class TracingPause:
         if self._thread_state is not None:
             thread_state, self._thread_state = self._thread_state, None
             _leave(thread_state)
+
+
+class TracerPause(TracingPause):
+    """Suspends torch's Python tracer alone: whoever else listens goes on.
+
+    It takes the tracer's place as the thread's profile function away, which nobody else has then.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._away: tuple[int, object, int] | None = None
+
+    @property
+    def is_suspended(self) -> bool:
+        return self._away is not None
+
+    def suspend(self) -> None:
+        tracer = profiler.profile_function()
+        if self._away is None and (function := _function_of_c(tracer)):
+            self.resume()
+            self._away = function, tracer, profiler.Profiler.over_count
+            _set_profile(None, None)
+
+    def resume(self) -> None:
+        """Undo `suspend`, unless that session is over or somebody has set a profile function."""
+        if self._away is not None:
+            (function, tracer, over_count), self._away = self._away, None
+            if over_count == profiler.Profiler.over_count and profiler.profile_function() is None:
+                _set_profile(ctypes.c_void_p(function), ctypes.py_object(tracer))
+
+
+def _function_of_c(tracer: object) -> int:
+    """Return the address of the function by which Python calls torch's tracer; 0 if not found.
+
+    The state of a thread has, one after the other, the profile function's, the trace function's,
+    and the objects that these two are called with.
+    """
+    if not profiler.is_tracer(tracer):
+        return 0
+    trace = sys.gettrace()
+    objects = [id(tracer), 0 if trace is None else id(trace)]
+    words = list((ctypes.c_size_t * _STATE_WORDS).from_address(_current()))
+    places = (place for place in range(2, _STATE_WORDS) if words[place : place + 2] == objects)
+    return next((words[place - 2] for place in places), 0)
+
+
+def pause_beside_others() -> TracingPause:
+    """Return a pause of torch's Python tracer that nobody notices who listens as well.
+
+    Who measures coverage, or profiles, must see the calls.
+    """
+    return TracerPause() if profiler.others_listen() else TracingPause()
 
 
 def see_returns() -> None:
@@ -135,16 +190,20 @@ class ImportWatch:
 
     def __init__(self, done: Callable[[], None]) -> None:
         self._done = untraced(done)
-        self._tracing = TracingPause()
+        self._tracing = self._resting = TracingPause()
         self.importing = False
 
     def install(self, patches: Installed) -> None:
         """Begin, until ``patches`` are removed."""
-        patches.finally_do(self._tracing.resume)
+        patches.finally_do(self._resume)
         # An import statement calls it only for a module that is not there yet, others for any.
-        patches.replace("importlib._bootstrap._find_and_load", self._resting)
+        patches.replace("importlib._bootstrap._find_and_load", self._rested)
 
-    def _resting(self, original: Any) -> Any:
+    def _resume(self) -> None:
+        self._tracing.resume()
+        self._resting.resume()
+
+    def _rested(self, original: Any) -> Any:
         here, tracing, done = threading.get_ident(), self._tracing, self._done
 
         def load(name: str, import_: Any) -> Any:
@@ -159,12 +218,10 @@ class ImportWatch:
             if self.importing:
                 return load(name, import_)
             compiler_is_new = not compiler.has_begun()
-            others_listen = profiler.others_listen()
+            resting = self._resting = pause_beside_others()
             self.importing = True
             try:
-                # Who measures coverage, or profiles, must see the calls.
-                if not others_listen:
-                    tracing.suspend()
+                resting.suspend()
                 return load(name, import_)
             finally:
                 try:
@@ -175,6 +232,7 @@ class ImportWatch:
                     done()
                 finally:
                     tracing.resume()
+                    resting.resume()
                     self.importing = False
 
         # Python leaves the frames of importing out of tracebacks, by the name of their file.
@@ -190,11 +248,10 @@ def _resting_on(thread: int) -> Callable[[Callable[..., object]], Callable[..., 
     def resting(original: Callable[..., object]) -> Callable[..., object]:
         @wraps(original)
         def rest(*args: object, **kwargs: object) -> object:
-            # Who measures coverage, or profiles, must see the calls.
-            if threading.get_ident() != thread or profiler.others_listen():
+            if threading.get_ident() != thread:
                 return original(*args, **kwargs)
             # Such a function calls another: each has a pause of its own.
-            tracing = TracingPause()
+            tracing = pause_beside_others()
             tracing.suspend()
             try:
                 return original(*args, **kwargs)
@@ -224,7 +281,7 @@ class CompilationWatch:
         callbacks = compiler.callbacks()
         if callbacks is None:
             return
-        patches.finally_do(self._tracing.resume)
+        patches.finally_do(self._resume)
 
         def clearing(clear: Callable[[], None]) -> Callable[[], None]:
             def clear_others() -> None:
@@ -245,6 +302,9 @@ class CompilationWatch:
         for name in compiler.PREPARING:
             patches.replace(name, _resting_on(self._thread))
 
+    def _resume(self) -> None:
+        self._tracing.resume()
+
     def _begin(self, *args: object) -> None:
         # A backward graph that is compiled within compiled code.
         if not pauses_halt_dynamo():
@@ -254,7 +314,8 @@ class CompilationWatch:
     def _suspend(self) -> None:
         # The threads of the autograd engine, where backward graphs may be compiled, never end.
         is_known = threading.get_ident() == self._thread or autograd.in_backward()
-        if is_known and not profiler.others_listen():
+        if is_known and not self._tracing.is_suspended:
+            self._tracing = pause_beside_others()
             self._tracing.suspend()
 
     @untraced

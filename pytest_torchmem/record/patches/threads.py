@@ -118,6 +118,7 @@ class ThreadWatch:
     def _noticed(self, prepare: Callable[..., object]) -> Callable[..., object]:
         @wraps(prepare)
         def prepared(*args: object, **kwargs: object) -> object:
+            profiler.Profiler.over_count += 1
             if threading.get_ident() != self._thread:
                 self._profiled()
                 self._memory.close()

@@ -228,8 +228,8 @@ _TRACER: Final = "TraceContext"
 _C_PROFILER: Final[Any] = cProfile.Profile.__mro__[1]
 
 
-# A recording puts another one in its place.
-_profile_function: Final = sys.getprofile
+#: The calling thread's own; a recording puts another one in its place.
+profile_function: Final = sys.getprofile
 
 #: What a program learns its profile functions from.
 GETTERS: Final = ("sys.getprofile", "threading.getprofile")
@@ -258,7 +258,7 @@ class _ProfileFunction:
 
     def before_stop(self) -> None:
         now = sys.getprofile()
-        if type(now).__name__ != _TRACER:
+        if not is_tracer(now):
             self._users = now
 
     def give_back(self) -> None:
@@ -271,7 +271,12 @@ class _ProfileFunction:
 
 def users_function(found: Any) -> Any:
     """Return a profile function, or the one in whose place torch's Python tracer is."""
-    return _ProfileFunction.taken if type(found).__name__ == _TRACER else found
+    return _ProfileFunction.taken if is_tracer(found) else found
+
+
+def is_tracer(function: object) -> bool:
+    """Return whether a profile function is torch's Python tracer. On Python 3.12 none is."""
+    return type(function).__name__ == _TRACER
 
 
 # What torch's Python tracer calls itself where it is a tool of `sys.monitoring`: on Python 3.12.
@@ -320,8 +325,8 @@ def others_listen() -> bool:
 
     That may be a trace or profile function, or a tool of `sys.monitoring`.
     """
-    profile = _profile_function()
-    if sys.gettrace() is not None or (profile is not None and type(profile).__name__ != _TRACER):
+    profile = profile_function()
+    if sys.gettrace() is not None or not (profile is None or is_tracer(profile)):
         return True
     if sys.version_info < (3, 12):
         return False
@@ -348,6 +353,9 @@ class Profiler:
     to Python that it misses the copies, as a warning of the body's.
     """
 
+    #: How often a session has ended, or was replaced by one of the body's.
+    over_count: ClassVar[int] = 0
+
     def __init__(self, *, below_torch: bool = False) -> None:
         front_end: Any = _FRONT_END(
             use_cpu=True,
@@ -373,7 +381,7 @@ class Profiler:
             self._profile_function.take()
             with _beside_other_tools():
                 _autograd._enable_profiler(self._config, self._activities)
-        self._tracer = type(_profile_function())
+        self._tracer = type(profile_function())
 
     def is_undisturbed(self) -> bool:
         """Return whether nobody has ended the session, or begun to profile beside it."""
@@ -381,7 +389,7 @@ class Profiler:
             profiler_is_active()
             and not self.is_replaced
             and not front_end_is_active()
-            and type(_profile_function()) is self._tracer
+            and type(profile_function()) is self._tracer
         )
 
     def leave_to_parent(self) -> None:
@@ -390,7 +398,8 @@ class Profiler:
         To end the session there would take as long as to read it.
         """
         observe_operators(False)
-        if type(_profile_function()) is self._tracer:
+        Profiler.over_count += 1
+        if type(profile_function()) is self._tracer:
             sys.setprofile(None)
             self._profile_function.give_back()
 
@@ -401,6 +410,7 @@ class Profiler:
         thread's session, which takes the place of ours.
         """
         self._profile_function.before_stop()
+        Profiler.over_count += 1
         _traced.update(_threads_of_pools())
         try:
             with _without_own_log():

@@ -8,21 +8,26 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record.patches import Installed, python_tracing
 from pytest_torchmem.record.patches.python_tracing import (
     CompilationWatch,
     ImportWatch,
     TracingPause,
+    pause_beside_others,
     quiet,
 )
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import compiler, profiler
+from pytest_torchmem.record.torch_api.profiler import profile_function as now
 from pytest_torchmem.record.tree.growing_tables import Tables
 from pytest_torchmem.record.tree.kineto import TreeReader
+from pytest_torchmem.values.contributors import Contributor
 from tests.record.patches.profiled import profiled
 from tests.record.undisturbed.state import hears_calls
 
@@ -183,6 +188,109 @@ def test_an_import_that_cannot_be_watched_fails_alone(
                 importlib.import_module(module)
         assert not watch.importing
         importlib.import_module(module)
+
+
+def recorded_import(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, after: Callable[[], object]
+) -> tuple[int, list[Contributor]]:
+    """Import a module in a recorded body; return how many events that had, and what it made."""
+    name = f"imported_beside_{folder.name}"
+    (folder / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+    counts: list[int] = []
+    read = TreeReader.read
+
+    def counting(*args: Any, **options: Any) -> Tables:
+        tables = read(*args, **options)
+        counts.append(tables.read_count)
+        return tables
+
+    monkeypatch.setattr(TreeReader, "read", counting)
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    importlib.import_module(name)
+    after()
+    measurement.stop()
+    return sum(counts), [explained.storage for explained in measurement.profile_so_far().explain()]
+
+
+CALLS = """
+def call():
+    return len("")
+for _ in range(3000):
+    call()
+"""
+
+
+def kept_tensors() -> None:
+    torch.nn.Linear(64, 32)(torch.ones(16, 64)).sum().backward()
+
+
+#: On Python 3.12 torch's tracer is a tool of `sys.monitoring`, for all threads at once.
+profiles_threads = pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="no thread's own")
+
+
+@profiles_threads
+@pytest.mark.parametrize("listening", [True, False])
+def test_an_import_rests_beside_a_trace_function_that_sees_it_all(
+    listening: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def trace(frame: FrameType, *_: object) -> None:
+        if frame.f_code.co_filename.startswith(str(tmp_path)):
+            seen.append(frame.f_code.co_name)
+
+    before = sys.gettrace()
+    sys.settrace(trace if listening else None)
+    try:
+        count, made = recorded_import(tmp_path, monkeypatch, CALLS, kept_tensors)
+    finally:
+        sys.settrace(before)
+    assert seen.count("call") == 3000 * listening
+    assert count < 3000
+    # It follows what comes after that as it did before.
+    assert {one.module for one in made} >= {"Linear", "Linear.weight"}
+    assert {one.source.function for one in made if one.source} == {"kept_tensors"}
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """A trace function that sees nothing, and then the trace and profile functions of before."""
+    before = sys.gettrace(), sys.getprofile()
+    sys.settrace(lambda *_: None)
+    yield
+    sys.settrace(before[0])
+    sys.setprofile(before[1])
+
+
+@pytest.mark.usefixtures("traced")
+def test_what_a_module_sets_while_the_tracer_rests_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[object] = []
+    sets = "import sys; sys.setprofile(lambda *_: None)"
+    recorded_import(tmp_path, monkeypatch, sets, lambda: found.append(now()))
+    assert str(found[0]).startswith("<function <lambda>")
+
+
+@profiles_threads
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_tracer_whose_session_is_over_does_not_come_back(ends: bool) -> None:
+    """Torch has freed what it would write to."""
+    recorder = Recorder(torch.device("cpu"))
+    recorder.start()
+    pause = pause_beside_others()
+    pause.suspend()
+    assert now() is None
+    if ends:
+        recorder.stop()
+    pause.resume()
+    comes_back = profiler.is_tracer(now())
+    if not ends:
+        recorder.stop()
+    assert comes_back is not ends
 
 
 def test_what_is_done_after_an_import_is_not_followed(
