@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -139,7 +140,7 @@ class Recorder:
                 "be; measure outside it"
             )
         begin_ns = time.perf_counter_ns()
-        _leave_forks_alone()
+        _listen_to_the_process()
         settle(self._device)
         settle_collector(collect=holds_memory(self._device))
         with _collector_as_after_a_collection():
@@ -321,6 +322,11 @@ class Recorder:
         if self._profiler is not None:
             self._profiler.leave_to_parent()
 
+    def follow_no_calls(self) -> None:
+        """Record no calls of the calling thread any more; operators and allocations as ever."""
+        if self._profiler is not None:
+            self._profiler.follow_no_calls()
+
     def _restore(self) -> None:
         self._tracing.resume()
         Recorder.now = None
@@ -445,7 +451,7 @@ class Recorder:
                 result = session.stop()
             finally:
                 self._tracing.resume()
-            tables = self._reader.read(result, is_cut=is_cut)
+            tables = self._reader.read(result, is_cut=is_cut, lost_calls=session.lost_calls)
             self._foresee(seconds, tables.read_count)
             if entries := self._history.read():
                 device = self._reader.device_names.number(str(self._device))
@@ -535,12 +541,20 @@ def _collect_young(was_enabled: bool) -> None:
 
 
 @cache
-def _leave_forks_alone() -> None:
-    """Have each process that is forked from now on leave a recording to its parent."""
+def _listen_to_the_process() -> None:
+    """Have each process that is forked from now on leave a recording to its parent.
+
+    And have no calls followed where torch's Python tracer would raise. Python forgets neither.
+    """
 
     def forked() -> None:
         if Recorder.now is not None:
             Recorder.now.leave_to_parent()
 
+    def heard(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "exec" and profiler.raises_for(arguments[0]) and Recorder.now is not None:
+            Recorder.now.follow_no_calls()
+
+    sys.addaudithook(heard)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=forked)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import cProfile
+import gc
 import importlib.util
 import os
 import pstats
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.tree.python_calls import library_paths
+from pytest_torchmem.values.contributors import Source
 from tests.measured import measured
 
 
@@ -109,13 +111,88 @@ def test_a_module_from_a_path_that_is_not_utf8_fails_no_body(tmp_path: Path) -> 
         del sys.modules["made_in_latin"]
 
 
-@pytest.mark.skipif(not profiler.KEEPS_COUNT, reason="before torch 2.8 it ends the process")
-def test_a_function_whose_file_is_no_text_spoils_no_later_measurement() -> None:
-    """torch's tracer raises in it: a limit that docs/not-measured.md tells."""
-    code = compile("torch.ones(2)", "<\udcff>", "exec")
-    with pytest.raises(RuntimeError, match="utf-8"):
-        measured(lambda: exec(code, {"torch": torch}))
-    assert measured(lambda: torch.ones(256)).peak.total == 1024
+def _executed_under_a_name_that_is_no_text() -> None:
+    source = "def make(size): return torch.ones(size)\nKEPT = make(256)"
+    names: dict[str, Any] = {"torch": torch}
+    exec(compile(source, "<\udcff>", "exec"), names)
+    names["make"](256)
+
+
+def test_code_whose_file_is_no_text_runs() -> None:
+    assert measured(_executed_under_a_name_that_is_no_text).peak.total == 2048
+    gc.collect()
+    assert [source.file for source in _sources(lambda: torch.ones(256))] == [__file__]
+
+
+def test_code_whose_file_is_no_text_runs_below_an_operator() -> None:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            _executed_under_a_name_that_is_no_text()
+            return x * 2
+
+    assert measured(lambda: Twice.apply(torch.ones(4))).peak.total == 16 + 2048
+
+
+def test_a_folder_whose_name_is_no_text_is_put_on_the_path_by_a_body(tmp_path: Path) -> None:
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    try:
+        Path(folder).mkdir()
+    except OSError:
+        pytest.skip("the file system takes no such name")
+    Path(folder, "made_later.py").write_text("import torch\ndef make(): return torch.ones(256)\n")
+
+    def body() -> None:
+        sys.path.insert(0, folder)
+        importlib.import_module("made_later").make()
+
+    try:
+        assert measured(body).peak.total == 1024
+    finally:
+        sys.path.remove(folder)
+        del sys.modules["made_later"]
+
+
+def test_code_whose_file_is_no_text_runs_on_another_thread() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        measured(lambda: pool.submit(_executed_under_a_name_that_is_no_text).result())
+
+
+def _sources(body: Callable[[], object]) -> list[Source | None]:
+    kept: list[object] = []
+    return [cause.source for cause in measured(lambda: kept.append(body())).peak.live]
+
+
+def _gives_the_place_away() -> None:
+    sys.setprofile(lambda frame, event, _: None)
+
+
+_NEEDS_THE_PLACE = pytest.mark.skipif(
+    sys.version_info[:2] == (3, 12), reason="the tracer needs no such place"
+)
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        pytest.param(_gives_the_place_away, marks=_NEEDS_THE_PLACE),
+        _executed_under_a_name_that_is_no_text,
+    ],
+)
+def test_what_comes_after_calls_were_followed_has_no_line(
+    lose: Callable[[], None], own_profile_function: None
+) -> None:
+    def body() -> object:
+        x = torch.ones(256)
+        lose()
+        return x, torch.zeros(1024)
+
+    line = body.__code__.co_firstlineno + 1
+    later, *_, earlier = _sources(body)
+    assert later is None
+    assert earlier is not None
+    assert earlier.line == line
 
 
 def test_a_body_that_sets_a_profile_function_back_is_measured(own_profile_function: None) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 from weakref import WeakSet
 
@@ -369,8 +369,11 @@ class Profiler:
         self._activities = {torch.profiler.ProfilerActivity.CPU}
         self._copied = self._activities if below_torch else _NO_COPIES
         self._tracer: type[object] = type(None)
+        self._thread = threading.get_ident()
         #: Whether another thread has begun a session: there is one in a process.
         self.is_replaced = False
+        #: Whether calls were followed at first and then no more.
+        self.lost_calls = False
 
     def start(self) -> None:
         """Begin; raises `RuntimeError` when another session is active."""
@@ -398,10 +401,20 @@ class Profiler:
         To end the session there would take as long as to read it.
         """
         observe_operators(False)
+        self.follow_no_calls()
+
+    def follow_no_calls(self) -> None:
+        """Record no calls of the calling thread any more."""
         Profiler.over_count += 1
-        if type(profile_function()) is self._tracer:
+        if sys.version_info[:2] == (3, 12):
+            for number in (n for n in _TOOL_IDS if sys.monitoring.get_tool(n) == _TOOL):
+                sys.monitoring.set_events(number, 0)
+                self.lost_calls = True
+        elif type(profile_function()).__name__ == _TRACER:
             sys.setprofile(None)
-            self._profile_function.give_back()
+            self.lost_calls = True
+            if threading.get_ident() == self._thread:
+                self._profile_function.give_back()
 
     def stop(self) -> ProfilerResult:
         """End, and return the kineto result with the event tree.
@@ -411,6 +424,8 @@ class Profiler:
         """
         self._profile_function.before_stop()
         Profiler.over_count += 1
+        if self._tracer.__name__ == _TRACER != type(profile_function()).__name__:
+            self.lost_calls = True
         _traced.update(_threads_of_pools())
         try:
             with _without_own_log():
@@ -439,11 +454,30 @@ def _paths_are_text() -> bool:
 
     Without it, no event has a source line or a module.
     """
+    if _unreadable:
+        return False
     if not _looked_at.issuperset(sys.modules):
         fresh = sys.modules.keys() - _looked_at
         _looked_at.update(fresh)
         _not_text.update(name for name in fresh if not _is_text(_file_of(sys.modules.get(name))))
     return _not_text.isdisjoint(sys.modules) and all(map(_is_text, sys.path))
+
+
+# What was executed under a name that is not UTF-8, and the functions in it.
+_unreadable: Final[WeakSet[CodeType]] = WeakSet()
+
+
+def raises_for(code: object) -> bool:
+    """Return whether torch's Python tracer raises at a call of code that is about to run.
+
+    It follows no calls while any of that code lives.
+    """
+    if not isinstance(code, CodeType) or _is_text(code.co_filename):
+        return False
+    _unreadable.add(code)
+    for part in code.co_consts:
+        raises_for(part)
+    return True
 
 
 def _file_of(module: object) -> str:

@@ -106,6 +106,32 @@ class EventTree:
         event = self.python[call]
         return list(_children(event)) if event is not None else []
 
+    def end_lost_calls(self) -> None:
+        """Take what came after calls were no longer followed out of those that were open then.
+
+        The last call of a thread is that of C which ended it. Torch has it hold all the rest::
+
+            train                 train
+              setprofile            setprofile
+                ones        ->    ones
+                add               add
+        """
+        is_call = are_calls(np.array(self.kinds, np.uint8))
+        numbers, ends = np.cumsum(is_call) - 1, dict(zip(self.inner, self.inner_ends, strict=True))
+        for root in np.flatnonzero(is_call & (np.array(self.parents) < 0)).tolist():
+            end = ends.get(root, root + 1)
+            last = root + int(np.flatnonzero(is_call[root:end])[-1])
+            outer, inner = (self.python[numbers[row]] for row in (root, last))
+            if outer is None or inner is None or _end_ns(outer) != _end_ns(inner):
+                continue
+            around, row = {last}, last
+            while (row := self.parents[row]) >= 0:
+                around.add(row)
+            ends |= dict.fromkeys(around, last + 1)
+            rest = self.parents[last + 1 : end]
+            self.parents[last + 1 : end] = [-1 if row in around else row for row in rest]
+        self.inner, self.inner_ends = list(ends), list(ends.values())
+
 
 def line_of(call: profiler.ProfilerEvent) -> int:
     """Return the line on which a Python call stands.

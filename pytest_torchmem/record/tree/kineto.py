@@ -118,22 +118,38 @@ class TreeReader:
         self._running: list[str] = []
 
     def read(
-        self, result: profiler.ProfilerResult, whole: bool = False, *, is_cut: bool = False
+        self,
+        result: profiler.ProfilerResult,
+        whole: bool = False,
+        *,
+        is_cut: bool = False,
+        lost_calls: bool = False,
     ) -> Tables:
         """Return the tables of one profiling session; ``result`` is its kineto result.
 
         ``whole`` asks for every event, and for details that only an analysis of times needs.
         ``is_cut`` says that the session was cut: the one that is read next goes on from there.
+        ``lost_calls``: see `Profiler`.
         """
         # Reading makes many small objects and no cycles: looking for some on the way would cost
         # as much as the reading itself.
         with gc_paused():
-            return self._read(result, whole, is_cut)
+            sizes = InputSizes(self.strings) if whole else None
+            mentions = Mentions(self._shapes, sizes)
+            tree = read_tree(result.experimental_event_tree(), mentions, whole)
+            if lost_calls:
+                tree.end_lost_calls()
+            return self._tables(result, tree, mentions, sizes, is_cut)
 
-    def _read(self, result: profiler.ProfilerResult, whole: bool, is_cut: bool) -> Tables:
-        sizes = InputSizes(self.strings) if whole else None
-        mentions = Mentions(self._shapes, sizes)
-        tree = read_tree(result.experimental_event_tree(), mentions, whole)
+    def _tables(
+        self,
+        result: profiler.ProfilerResult,
+        tree: EventTree,
+        mentions: Mentions,
+        sizes: InputSizes | None,
+        is_cut: bool,
+    ) -> Tables:
+        whole = sizes is not None
         self.threads.update(tree.times.threads)
         kept = find_kept(tree, whole)
         calls = tree.calls(kept.calls)

@@ -6,15 +6,63 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from tests.record.undisturbed.programs_compiled import Layers, a_function, compiled, first_and_warm
+from tests.record.undisturbed.programs_compiled import (
+    Layers,
+    a_function,
+    compiled,
+    counted,
+    first_and_warm,
+)
+from tests.record.undisturbed.state import counts, nightly, prepared
 
 
 def loops(_, x):
     from torch._higher_order_ops.while_loop import while_loop
 
     return while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))
+
+
+def scans(model, x):
+    from torch._higher_order_ops.scan import scan
+
+    def step(carry, row):
+        return carry + row, carry * row
+
+    last, rows = scan(step, torch.zeros(4), model(x))
+    return last.sum() + rows.sum()
+
+
+def trains_with_a_scan(wrapped):
+    def make():
+        model = Layers()
+        return trained(model, wrapped(lambda x: scans(model, x)))
+
+    return make
+
+
+def attends(_, x):
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def near(batch, head, query, key):
+        return query - key < 3
+
+    def later(score, batch, head, query, key):
+        return score + query - key
+
+    mask = create_block_mask(near, None, None, 16, 16, device="cpu")
+    x = x.repeat(8, 4).view(1, 2, 16, 8)
+    return flex_attention(x, x, x, score_mod=later, block_mask=mask)
+
+
+def as_written(function):
+    def make():
+        x = torch.randn(2, 4)
+        return lambda: function(None, x)
+
+    return make
 
 
 @torch.library.custom_op("undisturbed::doubled", mutates_args=())
@@ -97,6 +145,68 @@ def with_hooks_that_come_and_go():
     return run
 
 
+def ignore(*_):
+    """Is a hook that does nothing."""
+
+
+REGISTER = (
+    nn.modules.module.register_module_module_registration_hook,
+    nn.modules.module.register_module_parameter_registration_hook,
+    register_optimizer_step_pre_hook,
+)
+
+
+def steps():
+    model, x = Layers(), torch.randn(2, 4)
+    optimizer = torch.optim.AdamW(model.layers[:2].parameters(), foreach=True)
+    function, step = compiled(model), compiled(optimizer.step)
+
+    def run():
+        function(x).sum().backward()
+        step()
+        optimizer.zero_grad()
+        return model.state_dict()
+
+    return run
+
+
+@nightly
+@prepared
+def runs_compiled_beside_hooks_of_the_users():
+    handles = [register(ignore) for register in REGISTER]
+    run = steps()
+    run(), run()
+
+    def again():
+        try:
+            with torch._dynamo.config.patch(error_on_recompile=True):
+                return counted(run())
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    return again
+
+
+@nightly
+@prepared
+def runs_compiled_beside_hooks_that_come_and_go():
+    """Dynamo guards on the number of a hook, and each registration has its own: bare, too."""
+    run = steps()
+
+    def with_hooks():
+        handles = [register(ignore) for register in REGISTER]
+        try:
+            return run()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    with_hooks(), with_hooks()
+    before = counts()
+    return lambda: (before, counted(with_hooks()))
+
+
 def in_every_stance():
     function = compiled(lambda x: x.sin() + 1)
 
@@ -145,6 +255,10 @@ def on_a_thread():
 
 KINDS = {
     "loop": a_function(loops),
+    "scan": trains_with_a_scan(compiled),
+    "scan_as_written": trains_with_a_scan(lambda function: function),
+    "attention": a_function(attends, backend="inductor"),
+    "attention_as_written": as_written(attends),
     "operator": a_function(lambda model, x: doubled(model(x))),
     "saving": a_function(saves_in_another_way),
     "tensor_hook": a_function(hooks_a_tensor),

@@ -40,6 +40,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial, reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -659,6 +660,13 @@ def executes_sources():
     exec(compile("def f(x): return x * 2\ny = f(torch.ones(2))", "<made>", "exec"), names)
     tree = ast.parse("torch.ones(3).sum()", mode="eval")
     return names["y"], eval(compile(tree, "<tree>", "eval"), names)
+
+
+@program
+def executes_code_whose_file_is_no_text():
+    names: dict[str, Any] = {"torch": torch}
+    exec(compile("def f(x): return x * 2\ny = f(torch.ones(2))", "<\udcff>", "exec"), names)
+    return names["f"](names["y"]), names["f"].__code__.co_filename
 
 
 @program
