@@ -45,7 +45,6 @@ from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import MOST_RUNS, format_size, is_run_count, reads_as_size
 
-# A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
 P = ParamSpec("P")

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pytest_torchmem.record.recorder import Recorder
     from pytest_torchmem.simulate.gaps import Gaps
 
-# A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
 

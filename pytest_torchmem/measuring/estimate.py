@@ -37,7 +37,6 @@ from pytest_torchmem.values.static_graph import StaticGraph, StaticRun
 
 __all__ = ["estimate", "estimate_graph", "estimate_pair"]
 
-# A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
 

@@ -13,7 +13,6 @@ from pytest_torchmem.analysis.snapshot import Snapshot, read_snapshot
 from pytest_torchmem.values.errors import SnapshotError, is_torchmem_error
 from pytest_torchmem.values.json_values import open_file
 
-# A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
 

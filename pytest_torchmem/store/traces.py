@@ -35,22 +35,16 @@ from pytest_torchmem.values.json_values import (
 from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import (
     ALLOCATION,
+    COLUMNS,
     DEVICE_EVENT,
     EVENT,
     FORMAT,
+    KINDS,
     TABLES,
     TENSOR,
-    DeviceEventKind,
-    EventKind,
-    MarkKind,
-    Mutable,
-    Ownership,
-    Role,
-    Scope,
     Trace,
 )
 
-# A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
 # The tables that each format does not have.
@@ -90,39 +84,6 @@ _LARGEST: Final = 1 << 61
 _NEVER: Final = 1 << 63
 """The profiler ends a Python function that never returned at the last moment of an int64."""
 
-_STRINGS, _EVENTS, _MARKS, _DEVICES = "strings", "events", "marks", "devices"
-_PLACES: Final[Mapping[str, Mapping[str, str]]] = {
-    "events": {"name": _STRINGS},
-    "tensors": {"event": _EVENTS, "device": _DEVICES},
-    "allocations": {"event": _EVENTS, "device": _DEVICES},
-    "module_calls": {"event": _EVENTS, "class_name": _STRINGS},
-    "overloads": {"event": _EVENTS, "names": _STRINGS, "writes": _STRINGS},
-    "details": {"event": _EVENTS},
-    "marks": {"text": _STRINGS},
-    "owners": {"mark": _MARKS, "device": _DEVICES, "name": _STRINGS},
-    "module_edges": {"mark": _MARKS, "name": _STRINGS, "class_name": _STRINGS},
-}
-"""Columns that always refer to something."""
-
-_PLACES_OR_NONE: Final[Mapping[str, Mapping[str, str]]] = {
-    "events": {"file": _STRINGS},
-    "tensors": {"name": _STRINGS},
-    "device_events": {"name": _STRINGS},
-    "details": {"text": _STRINGS, "inputs": _STRINGS, "overload": _STRINGS},
-    "marks": {"event": _EVENTS},
-    "compiled_lines": dict.fromkeys(("file", "operator", "source_file", "function"), _STRINGS),
-}
-"""Columns that refer to something, or hold -1."""
-
-_KINDS: Final = {
-    ("events", "kind"): EventKind,
-    ("events", "scope"): Scope,
-    ("tensors", "role"): Role,
-    ("tensors", "mutable"): Mutable,
-    ("device_events", "kind"): DeviceEventKind,
-    ("marks", "kind"): MarkKind,
-    ("owners", "kind"): Ownership,
-}
 _IN_ORDER: Final = ("tensors", "allocations", "details")
 _SIZES: Final = ("allocations", "tensors", "owners")
 
@@ -255,16 +216,15 @@ def _check_counters(counters: Json) -> None:
 
 def _check(trace: Trace) -> None:
     """Raise `ValueError` where a number in a table is not what it must be."""
-    counts = {name: len(getattr(trace, name)) for name in (_STRINGS, _EVENTS, _MARKS, _DEVICES)}
-    for columns, least in ((_PLACES, 0), (_PLACES_OR_NONE, -1)):
-        for table, places in columns.items():
-            for column, target in places.items():
-                _check_range(trace, table, column, least, counts[target])
-    for (table, column), kinds in _KINDS.items():
-        _check_range(trace, table, column, 0, len(kinds))
-    for table in TABLES:
-        for column in getattr(trace, table).dtype.names:
-            if column.endswith("_ns") or column in ("size_bytes", "requested_bytes"):
+    counts = {name: len(getattr(trace, f"{name}s")) for name in ("event", "mark", "device")}
+    counts["text"] = len(trace.strings)
+    for table, columns in COLUMNS.items():
+        for column, kind in columns.items():
+            if kind in KINDS:
+                _check_range(trace, table, column, 0, len(KINDS[kind]))
+            elif (target := kind.rstrip("?")) in counts:
+                _check_range(trace, table, column, -kind.endswith("?"), counts[target])
+            elif column.endswith("_ns") or column in ("size_bytes", "requested_bytes"):
                 end = _NEVER if column == "end_ns" else _LARGEST
                 _check_range(trace, table, column, -_LARGEST, end)
     for table in _SIZES:

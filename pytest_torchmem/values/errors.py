@@ -17,6 +17,9 @@ class TorchmemError(Exception):
 
     slug = "torchmem"
 
+    def __init_subclass__(cls, slug: str = "") -> None:
+        cls.slug = slug or cls.slug
+
     def __str__(self) -> str:
         return f"{self.sentence} [{self.slug}]"
 
@@ -26,61 +29,43 @@ class TorchmemError(Exception):
         return super().__str__()
 
 
-class SizeError(TorchmemError):
+class SizeError(TorchmemError, slug="bad-size"):
     """A size or tolerance that cannot be read."""
 
-    slug = "bad-size"
 
-
-class MarkerError(TorchmemError):
+class MarkerError(TorchmemError, slug="bad-argument"):
     """A marker or fixture argument that does not mean anything."""
 
-    slug = "bad-argument"
 
-
-class DeviceError(TorchmemError):
+class DeviceError(TorchmemError, slug="no-device"):
     """A device that is missing or cannot be measured."""
 
-    slug = "no-device"
 
-
-class DeviceNameError(DeviceError):
+class DeviceNameError(DeviceError, slug="bad-argument"):
     """A device name that means nothing on any machine."""
 
-    slug = "bad-argument"
 
-
-class SimulationError(TorchmemError):
+class SimulationError(TorchmemError, slug="not-simulated"):
     """A GPU that cannot be simulated."""
 
-    slug = "not-simulated"
 
-
-class TraceError(TorchmemError):
+class TraceError(TorchmemError, slug="bad-trace"):
     """A stored trace that cannot be read."""
 
-    slug = "bad-trace"
 
-
-class BaselineError(TorchmemError):
+class BaselineError(TorchmemError, slug="bad-baseline"):
     """A baseline file that cannot be read or written."""
 
-    slug = "bad-baseline"
 
-
-class RecordingError(TorchmemError):
+class RecordingError(TorchmemError, slug="not-measured"):
     """A measurement that could not be taken."""
 
-    slug = "not-measured"
 
-
-class ReportError(TorchmemError):
+class ReportError(TorchmemError, slug="bad-report"):
     """A results file that cannot be read, or a report that cannot be written."""
 
-    slug = "bad-report"
 
-
-class LimitError(TorchmemError, AssertionError):
+class LimitError(TorchmemError, AssertionError, slug="over-limit"):
     """A measurement outside pytest that is not as it must be; `unittest` counts it as a failure.
 
     Attributes:
@@ -91,45 +76,33 @@ class LimitError(TorchmemError, AssertionError):
     #: Tracebacks name it as users import it.
     __module__ = "pytest_torchmem"
 
-    slug = "over-limit"
-
-    def __init__(self, sentence: str, sentences: tuple[str, ...] = (), slug: str = slug) -> None:
+    def __init__(
+        self, sentence: str, sentences: tuple[str, ...] = (), slug: str = "over-limit"
+    ) -> None:
         super().__init__(sentence)
         self.sentences = sentences or (sentence,)
         self.slug = slug
 
 
-class SnapshotError(TorchmemError):
+class SnapshotError(TorchmemError, slug="bad-snapshot"):
     """A file that is no snapshot of torch's allocator."""
 
-    slug = "bad-snapshot"
 
-
-class RankError(TorchmemError):
+class RankError(TorchmemError, slug="bad-ranks"):
     """Results that are not those of all ranks of one job."""
 
-    slug = "bad-ranks"
 
-
-class EstimateError(TorchmemError):
+class EstimateError(TorchmemError, slug="not-estimated"):
     """A program whose memory cannot be estimated without running it."""
 
-    slug = "not-estimated"
 
-
-class RequestError(TorchmemError):
+class RequestError(TorchmemError, slug="bad-requests"):
     """A sequence of requests that no program could have made."""
 
-    slug = "bad-requests"
 
-
-class AllocatorSettingsError(TorchmemError):
+class AllocatorSettingsError(TorchmemError, slug="bad-allocator-settings"):
     """Allocator settings that cannot be read, or that ask for something not simulated."""
 
-    slug = "bad-allocator-settings"
 
-
-class LongBodyError(TorchmemError):
+class LongBodyError(TorchmemError, slug="long-body"):
     """A body whose recording has become large. It is said while the body runs, and not raised."""
-
-    slug = "long-body"

@@ -17,7 +17,6 @@ from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.results import Result, meant
 from pytest_torchmem.values.units import is_run_count, parse_floor, parse_fraction, parse_size
 
-# A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
 COUNTERS: Final = ("allocated", "active", "reserved")

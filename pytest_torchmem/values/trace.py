@@ -10,7 +10,7 @@ import enum
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,6 @@ from pytest_torchmem.values.errors import TraceError, is_torchmem_error
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.packed import Table
 
-# A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
 # 1: first format.
@@ -140,92 +139,55 @@ def are_among(codes: NDArray[np.uint8], members: Iterable[int]) -> NDArray[np.bo
     return wanted[codes]
 
 
-EVENT: Final = np.dtype(
-    [
-        ("kind", "u1"),
-        ("scope", "u1"),
-        ("is_operator", "?"),
-        ("thread", "i4"),
-        ("parent", "i4"),
-        ("end", "i4"),
-        ("name", "i4"),
-        ("file", "i4"),
-        ("line", "i4"),
-        ("start_ns", "i8"),
-        ("end_ns", "i8"),
-        ("sequence", "i8"),
-    ]
-)
-TENSOR: Final = np.dtype(
-    [
-        ("event", "i4"),
-        ("role", "u1"),
-        ("argument", "i2"),
-        ("mutable", "u1"),
-        ("keyed", "?"),
-        ("device", "i2"),
-        ("name", "i4"),
-        ("id", "i4"),
-        ("allocation_id", "i4"),
-        ("ptr", "u8"),
-        ("size_bytes", "i8"),
-    ]
-)
-ALLOCATION: Final = np.dtype(
-    [
-        ("event", "i4"),
-        ("keyed", "?"),
-        ("device", "i2"),
-        ("id", "i4"),
-        ("allocation_id", "i4"),
-        ("ptr", "u8"),
-        ("size_bytes", "i8"),
-        ("requested_bytes", "i8"),
-        ("total_allocated", "i8"),
-    ]
-)
-OVERLOAD: Final = np.dtype([("event", "i4"), ("names", "i4"), ("writes", "i4")])
-MODULE_CALL: Final = np.dtype([("event", "i4"), ("module", "u8"), ("class_name", "i4")])
-DEVICE_EVENT: Final = np.dtype(
-    [
-        ("kind", "u1"),
-        ("correlation", "i8"),
-        ("start_ns", "i8"),
-        ("end_ns", "i8"),
-        ("name", "i4"),
-        ("device", "i4"),
-        ("stream", "i4"),
-    ]
-)
-DETAIL: Final = np.dtype(
-    [("event", "i4"), ("text", "i4"), ("inputs", "i4"), ("overload", "i4"), ("correlation", "i8")]
-)
-MARK: Final = np.dtype([("kind", "u1"), ("time_ns", "i8"), ("event", "i4"), ("text", "i4")])
-OWNER: Final = np.dtype(
-    [
-        ("mark", "i4"),
-        ("kind", "u1"),
-        ("device", "i2"),
-        ("ptr", "u8"),
-        ("size_bytes", "i8"),
-        ("module", "u8"),
-        ("name", "i4"),
-    ]
-)
-MODULE_EDGE: Final = np.dtype(
-    [("mark", "i4"), ("child", "u8"), ("parent", "u8"), ("name", "i4"), ("class_name", "i4")]
-)
-COMPILED_LINE: Final = np.dtype(
-    [
-        ("file", "i4"),
-        ("line", "i4"),
-        ("operator", "i4"),
-        ("source_file", "i4"),
-        ("source_line", "i4"),
-        ("function", "i4"),
-        ("module", "u8"),
-    ]
-)
+_COLUMNS: Final = {
+    "events": "kind:EventKind scope:Scope is_operator:? thread:i4 parent:i4 end:i4 name:text "
+    "file:text? line:i4 start_ns:i8 end_ns:i8 sequence:i8",
+    "tensors": "event:event role:Role argument:i2 mutable:Mutable keyed:? device:device "
+    "name:text? id:i4 allocation_id:i4 ptr:u8 size_bytes:i8",
+    "allocations": "event:event keyed:? device:device id:i4 allocation_id:i4 ptr:u8 size_bytes:i8 "
+    "requested_bytes:i8 total_allocated:i8",
+    "module_calls": "event:event module:u8 class_name:text",
+    "overloads": "event:event names:text writes:text",
+    "device_events": "kind:DeviceEventKind correlation:i8 start_ns:i8 end_ns:i8 name:text? "
+    "device:i4 stream:i4",
+    "details": "event:event text:text? inputs:text? overload:text? correlation:i8",
+    "marks": "kind:MarkKind time_ns:i8 event:event? text:text",
+    "owners": "mark:mark kind:Ownership device:device ptr:u8 size_bytes:i8 module:u8 name:text",
+    "module_edges": "mark:mark child:u8 parent:u8 name:text class_name:text",
+    "compiled_lines": "file:text? line:i4 operator:text? source_file:text? source_line:i4 "
+    "function:text? module:u8",
+}
+COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
+    table: dict(column.split(":") for column in columns.split())
+    for table, columns in _COLUMNS.items()
+}
+"""The columns of each table, and what is in each: numbers of a type of numpy's, the members of an
+enum, or places in ``strings``, ``events``, ``marks`` or ``devices``; with ``?`` it may be -1."""
+
+KINDS: Final[Mapping[str, type[enum.IntEnum]]] = {
+    kind.__name__: kind
+    for kind in (EventKind, Scope, Role, Mutable, Ownership, MarkKind, DeviceEventKind)
+}
+_PLACES: Final = {"text": "i4", "event": "i4", "mark": "i4", "device": "i2"}
+TABLES: Final[Mapping[str, np.dtype[np.void]]] = {
+    table: np.dtype(
+        [(n, "u1" if k in KINDS else _PLACES.get(k.rstrip("?"), k)) for n, k in columns.items()]
+    )
+    for table, columns in COLUMNS.items()
+}
+"""The dtype of each table's rows."""
+
+EVENT: Final = TABLES["events"]
+TENSOR: Final = TABLES["tensors"]
+ALLOCATION: Final = TABLES["allocations"]
+OVERLOAD: Final = TABLES["overloads"]
+MODULE_CALL: Final = TABLES["module_calls"]
+DEVICE_EVENT: Final = TABLES["device_events"]
+DETAIL: Final = TABLES["details"]
+MARK: Final = TABLES["marks"]
+OWNER: Final = TABLES["owners"]
+MODULE_EDGE: Final = TABLES["module_edges"]
+COMPILED_LINE: Final = TABLES["compiled_lines"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -326,8 +288,3 @@ class Trace:
                 f"the trace cannot be written to {os.fspath(path)!r} "
                 f"({error.strerror or error}); give a file in a folder that is there"
             ) from None
-
-
-_EMPTY: Final = {table.name: getattr(Trace(), table.name) for table in fields(Trace)}
-TABLES: Final = {n: table.dtype for n, table in _EMPTY.items() if isinstance(table, np.ndarray)}
-"""The dtype of each table's rows, by the table's name."""

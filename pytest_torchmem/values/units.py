@@ -11,7 +11,6 @@ from typing import Final
 from pytest_torchmem.values.errors import SizeError, is_torchmem_error
 from pytest_torchmem.values.json_values import LARGEST, shown
 
-# A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
 KiB: Final = 1024

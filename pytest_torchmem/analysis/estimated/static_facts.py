@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_torchmem.analysis.storages.categories import Decisions, Step, decide
+from pytest_torchmem.analysis.storages.categories import Decisions, Mask, Step, decide
 from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.static_graph import NodeKind, StaticGraph, StaticNode, StaticRun
-
-if TYPE_CHECKING:
-    from pytest_torchmem.analysis.storages.categories import Mask
 
 _BACKWARD_PHASES: Final = (Phase.BACKWARD, Phase.RECOMPUTE)
 

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.values.contributors import Category, Phase
 
-if TYPE_CHECKING:
-    Mask = NDArray[np.bool_]
-    Labels = NDArray[np.uint8]
-    CategoryPass = Callable[["Facts", Labels], Iterator["Claim"]]
+Mask: TypeAlias = "NDArray[np.bool_]"
+Labels: TypeAlias = "NDArray[np.uint8]"
+CategoryPass: TypeAlias = "Callable[[Facts, Labels], Iterator[Claim]]"
 
 #: The label of a storage that no pass has spoken about yet; column of `Category.UNKNOWN`.
 UNLABELLED: Final = Category.UNKNOWN.column

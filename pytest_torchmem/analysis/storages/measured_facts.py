@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.op_tree import FORWARD, PHASES, RECOMPUTE, ascends
-from pytest_torchmem.analysis.storages.categories import Step
+from pytest_torchmem.analysis.storages.categories import Mask, Step
 from pytest_torchmem.analysis.storages.evidence import Evidence
 from pytest_torchmem.analysis.storages.storages import NEVER
 from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.trace import Mutable, Ownership, Role, are_among
-
-if TYPE_CHECKING:
-    from pytest_torchmem.analysis.storages.categories import Mask
 
 # The members of steps that mention so many tensors are in memory at a time.
 _MENTIONS_AT_ONCE: Final = 2**18

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,7 @@ from pytest_torchmem.analysis.torch_view.data_flow import DataFlowGraph
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import EventKind, Role, Scope
 
-if TYPE_CHECKING:
-    TorchPass = Callable[["FlowLists", "TorchLabels"], Iterator["TorchClaim"]]
+TorchPass: TypeAlias = "Callable[[FlowLists, TorchLabels], Iterator[TorchClaim]]"
 
 #: What torch calls None.
 NOTHING: Final = Category.UNKNOWN.column

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from pytest_torchmem.analysis.estimated.estimated_result import Estimate
     from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
 
-# A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
 _PACKAGE: Final = Path(__file__).parents[2]

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pytest_torchmem.analysis.estimated.estimated_result import Estimate
     from pytest_torchmem.measuring.body_measurement import Region
 
-# A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
 

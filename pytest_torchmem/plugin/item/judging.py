@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
     from pytest_torchmem.measuring.counted import CounterMeasurement
 
-# A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
 SUFFIX: Final = " (estimated)"

@@ -26,7 +26,6 @@ from pytest_torchmem.values.findings import (
 from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.units import MOST_RUNS, is_run_count
 
-# A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
 _BUDGET_KEYS: Final = (*LIMIT_KEYS, "device", "warmup", "collect")
