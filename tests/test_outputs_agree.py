@@ -15,7 +15,7 @@ from pytest_torchmem.report.page.html import run_page
 from pytest_torchmem.report.text.github import error_commands
 from pytest_torchmem.report.text.markdown import run_markdown, step_summary
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
-from pytest_torchmem.store.run_reports import RunReport, TestReport, parse_run, render_run
+from pytest_torchmem.store.run_reports import RunReport, parse_run, render_run
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import CategoryBytes
 from pytest_torchmem.values.findings import FindingKind
@@ -43,11 +43,11 @@ def window(
     return replace(found, sentences=(sentence,) if failed else (), **changes)
 
 
-def ended(name: str, *windows: Window, outcome: str = "", **changes: Any) -> TestReport:
+def ended(name: str, *windows: Window, outcome: str = "", **changes: Any) -> MeasuredTest:
     record = MeasuredTest(f"tests/test_a.py::test_{name}", "tests/test_a.py", CPU, windows)
     record = replace(record, **changes)
     failed = record.raised or any(w.sentence for w in windows)
-    return TestReport(record, outcome or ("failed" if failed else "passed"), 7, "tests/test_a.py")
+    return replace(record, outcome=outcome or ("failed" if failed else "passed"), line=7)
 
 
 ESTIMATE = {"name": "step (estimated)", "estimated": True}
@@ -126,7 +126,7 @@ MODEL = [
     (ended("unseen", not_measured="no device", environment={}), ("not measured", "", "")),
 ]
 RUN = RunReport(tuple(test for test, _ in MODEL))
-SAID = {test.measured.test: said for test, said in MODEL}
+SAID = {test.test: said for test, said in MODEL}
 COUNTS = "7 failed, 1 not measured, 1 shrunk, 1 new, 1 xfailed, 7 ok"
 
 
@@ -147,10 +147,10 @@ def test_the_terminal_says_it():
     closing = next(line for line in lines if line.startswith("memory: "))
     assert re.sub(r" \(.*?\)", "", closing) == f"memory: {COUNTS}"
     for test in RUN.tests:
-        _, peak, standing = SAID[test.measured.test]
+        _, peak, standing = SAID[test.test]
         if test.leading:
             part = f"::{test.leading.result.name}" if test.leading.result.name else ""
-            name = f"{test.measured.test}{part} "
+            name = f"{test.test}{part} "
             (row,) = (line for line in lines if line.startswith(name))
             assert row.removeprefix(name).strip().startswith(f"{peak} ")
             assert row.endswith(f"  {standing}")
@@ -210,18 +210,18 @@ def test_the_page_says_it_in_a_browser(tmp_path):
 def test_junit_says_it():
     for test in RUN.tests:
         item: Any = SimpleNamespace(user_properties=[])
-        set_properties(item, test.measured)
+        set_properties(item, test)
         told = dict(item.user_properties)
-        assert told.get("torchmem_raised", "") == test.measured.raised
-        for measured_window in test.measured.windows:
+        assert told.get("torchmem_raised", "") == test.raised
+        for measured_window in test.windows:
             name = measured_window.result.name
             start = f"torchmem_{name}_" if name else "torchmem_"
             assert told[f"{start}peak_bytes"] == measured_window.result.peak.total
             assert (f"{start}baseline_bytes" in told) == measured_window.is_compared
-        if test.measured.windows:
+        if test.windows:
             name = test.leading.result.name
             start = f"torchmem_{name}_" if name else "torchmem_"
-            assert told[f"{start}status"] == SAID[test.measured.test][2]
+            assert told[f"{start}status"] == SAID[test.test][2]
 
 
 def test_github_s_annotations_are_of_the_tests_that_failed_over_memory():

@@ -16,7 +16,7 @@ from pytest_torchmem.report.text.tables import one_line
 from pytest_torchmem.report.viewers.memory_viz import pickled
 from pytest_torchmem.report.viewers.perfetto import chrome_trace
 from pytest_torchmem.store.baseline_file import read_any
-from pytest_torchmem.store.run_reports import KIND, RunReport, TestReport, parse_run, read_json
+from pytest_torchmem.store.run_reports import KIND, RunReport, parse_run, read_json
 from pytest_torchmem.store.snapshots import load_snapshot
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.baseline import BaselineEntry
@@ -158,10 +158,10 @@ def _parsed(path: Path) -> object:
 def windows_of(run: RunReport, unjudged: bool = False) -> Iterator[tuple[Key, Window]]:
     """Yield each window of a run; the body of a test that did not come to its end is named so."""
     for test in run.tests:
-        measured, environment = test.measured, _environment(test.measured.environment)
-        for window in (*measured.windows, *(measured.unjudged if unjudged else ())):
-            module, entry = baseline_names(measured.test, window.result.name)
-            ended = bool(measured.raised) and not window.result.name
+        environment = _environment(test.environment)
+        for window in (*test.windows, *(test.unjudged if unjudged else ())):
+            module, entry = baseline_names(test.test, window.result.name)
+            ended = bool(test.raised) and not window.result.name
             yield Key(environment, module, f"{entry} (unfinished)" if ended else entry), window
 
 
@@ -238,7 +238,7 @@ def run_of(path: Path, name: str) -> RunReport:
         profile = analyze_trace(load_trace(path))
         result, picture = profile.result(), sketch(profile)
     test = MeasuredTest(name, "", {"device": result.device}, (unjudged(result, picture),))
-    return RunReport((TestReport(test),))
+    return RunReport((test,))
 
 
 def converted(trace: Path, output: Path) -> bytes | None:

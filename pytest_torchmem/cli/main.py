@@ -428,8 +428,8 @@ def _simulate(options: argparse.Namespace) -> Exit:
 
 
 def _only(run: RunReport, pattern: str) -> RunReport:
-    exact = tuple(test for test in run.tests if pattern == test.measured.test)
-    chosen = exact or tuple(test for test in run.tests if pattern in test.measured.test)
+    exact = tuple(test for test in run.tests if pattern == test.test)
+    chosen = exact or tuple(test for test in run.tests if pattern in test.test)
     if pattern and not chosen:
         raise ReportError(f"no test has {pattern!r} in its name")
     return replace(run, tests=chosen)

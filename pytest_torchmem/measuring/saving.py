@@ -17,7 +17,6 @@ from pytest_torchmem.store.baselines import entry_key, portable
 from pytest_torchmem.store.files import write_report
 from pytest_torchmem.store.run_reports import (
     RunReport,
-    TestReport,
     path_of_rank,
     read_run,
     render_run,
@@ -71,8 +70,7 @@ def write_windows(
             replace(unjudged(portable(result, folder), picture), key=entry_key(name, result.name))
             for result, picture in windows
         )
-        measured = MeasuredTest(name, "", environment(windows[0][0].device), tuple(kept))
-        reports.append(TestReport(measured))
+        reports.append(MeasuredTest(name, "", environment(windows[0][0].device), tuple(kept)))
     run = stamped(RunReport(tuple(reports)), folder, rank)
     write_report(place, render_run(run))
     return place
@@ -90,8 +88,8 @@ def load_results(path: str | os.PathLike[str]) -> dict[str, Result]:
 def _results(run: RunReport) -> dict[str, Result]:
     results = {}
     for test in run.tests:
-        for window in test.measured.windows:
-            name, region = test.measured.test, window.result.name
+        for window in test.windows:
+            name, region = test.test, window.result.name
             key = f"{name}::{region}" if region else name
             results[key] = replace(window.result, name=region or name)
     return results

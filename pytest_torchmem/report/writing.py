@@ -12,8 +12,9 @@ from typing import Final
 
 from pytest_torchmem.report.text.markdown import run_markdown
 from pytest_torchmem.store.files import replace_file
-from pytest_torchmem.store.run_reports import RunReport, TestReport, render_run
+from pytest_torchmem.store.run_reports import RunReport, render_run
 from pytest_torchmem.values.errors import ReportError
+from pytest_torchmem.values.measured import MeasuredTest
 
 FOLDER: Final = ""
 """Stands for a folder among the kinds of report."""
@@ -35,7 +36,7 @@ def _svg(run: RunReport) -> str:
     if not drawable:
         raise ReportError("a picture shows one timeline, and no test has one")
     if len(drawable) > 1:
-        names = [test.measured.test for test, _ in drawable]
+        names = [test.test for test, _ in drawable]
         more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         raise ReportError(
             f"a picture shows one timeline, and {len(names)} tests have one; name one test: "
@@ -43,7 +44,7 @@ def _svg(run: RunReport) -> str:
         )
     test, body = drawable[0]
     assert body.picture is not None
-    return timeline_svg(body.picture, test.measured.test, marks_of(body))
+    return timeline_svg(body.picture, test.test, marks_of(body))
 
 
 RENDERERS: Final[Mapping[str, Callable[[RunReport], str]]] = {
@@ -94,14 +95,14 @@ def folder_files(run: RunReport) -> Iterator[tuple[str, str]]:
     yield "summary.md", run_markdown(run)
     yield "index.html", _page(run)
     for test in run.tests:
-        if any(w.picture for w in (*test.measured.windows, *test.measured.unjudged)):
+        if any(w.picture for w in (*test.windows, *test.unjudged)):
             alone = replace(run, tests=(test,), changes=(), problems=())
-            yield f"tests/{page_name(test)}", _page(alone, test.measured.test)
+            yield f"tests/{page_name(test)}", _page(alone, test.test)
 
 
-def page_name(test: TestReport, ending: str = ".html") -> str:
+def page_name(test: MeasuredTest, ending: str = ".html") -> str:
     """Return a file name for a test: readable, and its own even where names differ in a sign."""
-    nodeid = test.measured.test
+    nodeid = test.test
     file, _, name = nodeid.partition("::")
     readable = re.sub(r"[^A-Za-z0-9]+", "-", f"{file.rpartition('/')[2]}-{name}").strip("-")[:80]
     digest = hashlib.sha256(nodeid.encode("utf-8", "replace")).hexdigest()
@@ -130,7 +131,7 @@ def write_run(
         for name, text in folder_files(run):
             replace_file(path / name, text)
         for test in run.tests:
-            if trace := traces.get(test.measured.test):
+            if trace := traces.get(test.test):
                 replace_file(path / "tests" / page_name(test, ".trace"), trace)
     except OSError as error:
         raise ReportError(f"{path} cannot be written: {error.strerror or error}") from None

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from importlib import metadata
@@ -14,112 +14,30 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.store.changed_lines import git_output
-from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.json_values import (
     OTHERWISE,
     WRONG,
     Json,
     JsonFields,
-    checked_object,
     parse_json,
     read_fields,
     read_text,
     told_damage,
     told_format,
 )
-from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, Rank, RunSummary, Window
+from pytest_torchmem.values.measured import (
+    STATUSES,
+    BaselineChange,
+    MeasuredTest,
+    Rank,
+    Window,
+)
 
 KIND: Final = "torchmem-results"
 FORMAT: Final = 1
 FORMATS: Final = {1: "0.1.0: tests with windows, regions, pictures; baseline changes; problems"}
 """Every format number ever written, and what it brought."""
-
-STATUSES: Final = ("failed", "not measured", "grown", "shrunk", "new", "xfailed", "ok")
-"""The words of a report for a test, the most telling first."""
-
-
-@dataclass(frozen=True, slots=True)
-class TestReport:
-    """One test of a run.
-
-    Attributes:
-        measured: What it asked for and got.
-        outcome: pytest's word for how it ended: ``passed``, ``failed``, ``skipped``, ``xfailed``.
-        line: The line of its definition, from 1; 0 where that is not known.
-        file: Its file, relative to the project.
-    """
-
-    measured: MeasuredTest
-    outcome: str = "passed"
-    line: int = 0
-    file: str = ""
-
-    #: Not a test, whatever its name says to pytest.
-    __test__ = False
-
-    @property
-    def status(self) -> str:
-        """One of `STATUSES`."""
-        changes = {window.change for window in self.measured.windows}
-        if self.outcome == "xfailed" and not self.measured.problem:
-            return "xfailed"
-        if self.outcome == "failed" or self.measured.problem or self.failed_windows:
-            return "failed"
-        if self.measured.not_measured:
-            return "not measured"
-        named = (Change.GROWN, Change.SHRUNK, Change.NEW)
-        return next((c.value for c in named if c in changes), "ok")
-
-    @property
-    def failed_windows(self) -> tuple[Window, ...]:
-        windows = (*self.measured.windows, *self.measured.unjudged)
-        return tuple(window for window in windows if window.sentence)
-
-    @property
-    def sentence(self) -> str:
-        """Why it failed or was not measured, on one line; ``""`` when all is well."""
-        failed = self.failed_windows
-        first = failed[0].sentence if failed else self.measured.raised
-        text = self.measured.problem or first
-        expected = "failed as expected: " if text and self.outcome == "xfailed" else ""
-        return expected + text if text else self.measured.not_measured
-
-    @property
-    def peak_bytes(self) -> int:
-        """The peak of `leading`; 0 where nothing was measured."""
-        return self.leading.result.peak.total if self.leading else 0
-
-    @property
-    def leading(self) -> Window | None:
-        """The window that a row of a report is about; None where nothing was measured.
-
-        It is the body, or an estimate that failed beside it. A region that failed is a part of the
-        body; an estimate is of something else.
-        """
-        well = self.body is not None and not self.body.sentence
-        failed = (window for window in self.failed_windows if window.result.estimated and well)
-        return next(failed, self.body)
-
-    @property
-    def standing(self) -> str:
-        """The word for `leading` beside its limits and its baseline; ``""`` without either."""
-        return self.measured.status_of(self.leading) if self.leading else ""
-
-    @property
-    def body(self) -> Window | None:
-        """The whole body, also where it did not come to its end; None where it was not measured."""
-        windows = (*self.measured.windows, *self.measured.unjudged)
-        return windows[0] if windows else None
-
-    def to_json(self) -> dict[str, Json]:
-        own = {"outcome": self.outcome, "status": self.status, "line": self.line}
-        return {**self.measured.to_json(), "file": self.file, **own}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> TestReport:
-        """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
-        return read_fields(cls, {**data, "measured": checked_object(data)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +55,7 @@ class RunReport(JsonFields):
         rank: Which process of a job it was.
     """
 
-    tests: tuple[TestReport, ...] = ()
+    tests: tuple[MeasuredTest, ...] = ()
     created: str = ""
     commit: str = ""
     dirty: bool = False
@@ -146,22 +64,37 @@ class RunReport(JsonFields):
     problems: tuple[str, ...] = ()
     rank: Rank = field(default_factory=Rank, metadata=OTHERWISE)
 
-    @property
-    def summary(self) -> RunSummary:
-        tests = tuple(test.measured for test in self.tests)
-        return RunSummary(tests, self.changes, self.problems)
+    def __add__(self, other: RunReport) -> RunReport:
+        """Return what both parts of a run have: in either order it is the same."""
+        tests = {test.test: test for test in (*self.tests, *other.tests)}
+        changes = {(c.file, c.key): c for c in (*self.changes, *other.changes)}
+        return replace(
+            self,
+            tests=tuple(tests[test] for test in sorted(tests)),
+            changes=tuple(changes[key] for key in sorted(changes)),
+            problems=tuple(sorted({*self.problems, *other.problems})),
+        )
 
-    def ranked(self) -> list[TestReport]:
+    @property
+    def windows(self) -> Iterator[tuple[MeasuredTest, Window]]:
+        return ((test, window) for test in self.tests for window in test.windows)
+
+    @property
+    def anything(self) -> bool:
+        """False when nobody asked for a measurement, so that nothing is to be said."""
+        return bool(self.tests or self.changes or self.problems)
+
+    def ranked(self) -> list[MeasuredTest]:
         """Return the tests, those that a reader must see first.
 
         Equals stand by how much they grew over their baseline, then by the size of the peak.
         """
 
-        def place(test: TestReport) -> tuple[int, int, int, str]:
+        def place(test: MeasuredTest) -> tuple[int, int, int, str]:
             before_bytes = test.leading.baseline_bytes if test.leading else 0
             grown_bytes = max(0, test.peak_bytes - before_bytes) if before_bytes else 0
             status = STATUSES.index(test.status)
-            return status, -grown_bytes, -test.peak_bytes, test.measured.test
+            return status, -grown_bytes, -test.peak_bytes, test.test
 
         return sorted(self.tests, key=place)
 
@@ -239,7 +172,7 @@ def merged(runs: Iterable[RunReport]) -> RunReport:
     every = list(runs)
     if len({run.rank for run in every}) > 1:
         every = [_named_by_rank(run) for run in every]
-    tests = {test.measured.test: test for run in every for test in run.tests}
+    tests = {test.test: test for run in every for test in run.tests}
     last = max(every, key=lambda run: run.created, default=RunReport())
     return replace(
         last,
@@ -250,10 +183,7 @@ def merged(runs: Iterable[RunReport]) -> RunReport:
 
 
 def _named_by_rank(run: RunReport) -> RunReport:
-    tests = (
-        replace(test, measured=replace(test.measured, test=f"{test.measured.test} [{run.rank}]"))
-        for test in run.tests
-    )
+    tests = (replace(test, test=f"{test.test} [{run.rank}]") for test in run.tests)
     return replace(run, tests=tuple(tests), rank=Rank())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,6 +23,9 @@ _COMPARED: Final = (Change.SAME, Change.WITHIN, Change.GROWN, Change.SHRUNK)
 _NUMBER: Final = re.compile(r"\d{1,9}")
 NOT_COMPARED: Final = "not compared, ended by an exception"
 """Said of a body that did not come to its end."""
+
+STATUSES: Final = ("failed", "not measured", "grown", "shrunk", "new", "xfailed", "ok")
+"""The words of a report for a test, the most telling first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +165,11 @@ def unjudged(result: Result, picture: Picture | None, sentences: Sequence[str] =
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTest(JsonFields):
-    """The requests of one test, and its results.
+    """The requests of one test, its results, and how it ended.
 
     Attributes:
         test: The node id.
-        file: The test module's path.
+        file: The test module's path; in a report relative to the project.
         environment: The environment that its baselines belong to; empty when nothing was measured.
         windows: The body first, then the regions that were checked.
         not_measured: Why there are no windows; ``""`` when there are.
@@ -174,6 +177,8 @@ class MeasuredTest(JsonFields):
         unjudged: Windows that were held against nothing, where a report asks for them: regions that
             were measured only, and before them the body where its own exception ended it.
         raised: That exception on one line; ``""`` where the body came to its end.
+        outcome: pytest's word for how it ended: ``passed``, ``failed``, ``skipped``, ``xfailed``.
+        line: The line of its definition, from 1; 0 where that is not known.
     """
 
     test: str
@@ -184,6 +189,8 @@ class MeasuredTest(JsonFields):
     problem: str = ""
     unjudged: tuple[Window, ...] = ()
     raised: str = ""
+    outcome: str = "passed"
+    line: int = 0
 
     @property
     def rows(self) -> tuple[Window, ...]:
@@ -193,6 +200,65 @@ class MeasuredTest(JsonFields):
     def status_of(self, window: Window) -> str:
         """Return the status of one of its rows beside its limits and its baseline."""
         return NOT_COMPARED if self.raised else window.status
+
+    @property
+    def status(self) -> str:
+        """One of `STATUSES`."""
+        changes = {window.change for window in self.windows}
+        if self.outcome == "xfailed" and not self.problem:
+            return "xfailed"
+        if self.outcome == "failed" or self.problem or self.failed_windows:
+            return "failed"
+        if self.not_measured:
+            return "not measured"
+        named = (Change.GROWN, Change.SHRUNK, Change.NEW)
+        return next((c.value for c in named if c in changes), "ok")
+
+    @property
+    def failed_windows(self) -> tuple[Window, ...]:
+        windows = (*self.windows, *self.unjudged)
+        return tuple(window for window in windows if window.sentence)
+
+    @property
+    def sentence(self) -> str:
+        """Why it failed or was not measured, on one line; ``""`` when all is well."""
+        failed = self.failed_windows
+        first = failed[0].sentence if failed else self.raised
+        text = self.problem or first
+        expected = "failed as expected: " if text and self.outcome == "xfailed" else ""
+        return expected + text if text else self.not_measured
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak of `leading`; 0 where nothing was measured."""
+        return self.leading.result.peak.total if self.leading else 0
+
+    @property
+    def leading(self) -> Window | None:
+        """The window that a row of a report is about; None where nothing was measured.
+
+        It is the body, or an estimate that failed beside it. A region that failed is a part of the
+        body; an estimate is of something else.
+        """
+        well = self.body is not None and not self.body.sentence
+        failed = (window for window in self.failed_windows if window.result.estimated and well)
+        return next(failed, self.body)
+
+    @property
+    def standing(self) -> str:
+        """The word for `leading` beside its limits and its baseline; ``""`` without either."""
+        return self.status_of(self.leading) if self.leading else ""
+
+    @property
+    def body(self) -> Window | None:
+        """The whole body, also where it did not come to its end; None where it was not measured."""
+        windows = (*self.windows, *self.unjudged)
+        return windows[0] if windows else None
+
+    def to_json(self) -> dict[str, Json]:
+        data = JsonFields.to_json(self)
+        line = data.pop("line")
+        return {**data, "status": self.status, "line": line}
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,39 +294,6 @@ class BaselineChange(JsonFields):
     def told_by(self) -> ChangedNumber:
         """The number that the change is told by; the peak in files that do not say which."""
         return self.changed or ChangedNumber(TOTAL, self.before_bytes, self.after_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """The measurements of a whole run. Two summaries add up, in either order, to the same one.
-
-    Attributes:
-        tests: One record per test, by node id.
-        changes: What an update changed, or found unused.
-        problems: Sentences about what went wrong outside any single test.
-    """
-
-    tests: tuple[MeasuredTest, ...] = ()
-    changes: tuple[BaselineChange, ...] = ()
-    problems: tuple[str, ...] = ()
-
-    def __add__(self, other: RunSummary) -> RunSummary:
-        tests = {record.test: record for record in (*self.tests, *other.tests)}
-        changes = {(c.file, c.key): c for c in (*self.changes, *other.changes)}
-        return RunSummary(
-            tests=tuple(tests[test] for test in sorted(tests)),
-            changes=tuple(changes[key] for key in sorted(changes)),
-            problems=tuple(sorted({*self.problems, *other.problems})),
-        )
-
-    @property
-    def windows(self) -> Iterator[tuple[MeasuredTest, Window]]:
-        return ((test, window) for test in self.tests for window in test.windows)
-
-    @property
-    def anything(self) -> bool:
-        """False when nobody asked for a measurement, so that nothing is to be said."""
-        return bool(self.tests or self.changes or self.problems)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Files that the command reads, of tests with one size each."""
 
 from pytest_torchmem.store.baselines import FileChanges, write_file
-from pytest_torchmem.store.run_reports import RunReport, TestReport, render_run
+from pytest_torchmem.store.run_reports import RunReport, render_run
 from pytest_torchmem.values.baseline import BaselineEntry, Change
 from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.units import MiB
@@ -22,7 +22,7 @@ def measured(nodeid, size, environment, **changes):
         0,
         "",
     )
-    return TestReport(MeasuredTest(nodeid, "", environment, (window,)))
+    return MeasuredTest(nodeid, "", environment, (window,))
 
 
 def results(path, sizes, environment=CPU, **changes):

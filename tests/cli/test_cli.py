@@ -198,7 +198,7 @@ def test_shards_become_one_report(command, tmp_path):
         Exit.OK,
         "report written: both.json\n",
     )
-    names = [test.measured.test for test in read_run(tmp_path / "both.json").tests]
+    names = [test.test for test in read_run(tmp_path / "both.json").tests]
     assert names == ["tests/test_a.py::test_x", "tests/test_a.py::test_y"]
 
 
@@ -242,7 +242,7 @@ def test_a_test_whose_name_begins_another_s_can_be_drawn(command, tmp_path):
     tests = tuple(report_of(name, drawn_window("test_step")) for name in names)
     run = tmp_path / "run.json"
     run.write_text(render_run(RunReport(tests)))
-    ids = [test.measured.test for test in tests]
+    ids = [test.test for test in tests]
     assert command("report", run, "--test", ids[0], "-o", "t.svg")[0] == Exit.OK
     assert "test_train</" in (tmp_path / "t.svg").read_text()
     code, _, err = command("report", run, "--test", "test_train", "-o", "t.svg")

@@ -7,7 +7,7 @@ import pytest
 
 from pytest_torchmem.cli.main import Exit
 from pytest_torchmem.report.text.terminal import failure_text
-from pytest_torchmem.store.run_reports import RunReport, TestReport, render_run
+from pytest_torchmem.store.run_reports import RunReport, render_run
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, CategoryBytes
 from pytest_torchmem.values.findings import Finding, FindingKind, Verdict
@@ -31,11 +31,11 @@ def test_show_lists_the_largest_first(command, tmp_path):
 
 def test_how_a_test_stands_to_its_limits_and_its_baseline_is_shown(command, tmp_path):
     test = measured("test_a.py::test_x", 12 * MiB, CPU)
-    (window,) = test.measured.windows
+    (window,) = test.windows
     window = replace(
         window, change=Change.WITHIN, baseline_bytes=10 * MiB, limits={"total": 16 * MiB}
     )
-    run = RunReport((replace(test, measured=replace(test.measured, windows=(window,))),))
+    run = RunReport((replace(test, windows=(window,)),))
     (tmp_path / "a.json").write_text(render_run(run))
     assert command("show", "a.json")[1].splitlines() == [
         "12.0 MiB  test_a.py::test_x  (activation 12.0 MiB), 75% of limit; within tolerance, "
@@ -65,11 +65,11 @@ def test_a_file_without_measurements_says_so(command, tmp_path):
 
 def test_why_a_test_failed_and_what_holds_its_memory_is_shown(command, tmp_path):
     test = measured("test_a.py::test_x", MiB, CPU)
-    (window,) = test.measured.windows
+    (window,) = test.windows
     held = Holder(MiB, 1, Fate.HELD, "net.CACHE")
     result = replace(window.result, retained=replace(window.result.retained, holders=(held,)))
     window = replace(window, result=result, sentence="one", sentences=("one", "two"))
-    failed = replace(test, measured=replace(test.measured, windows=(window,)), outcome="failed")
+    failed = replace(test, windows=(window,), outcome="failed")
     (tmp_path / "a.json").write_text(render_run(RunReport((failed,))))
     lines = command("show", "a.json", "test_x")[1].splitlines()
     assert lines[2:4] == ["  failed: one", "  failed: two"]
@@ -92,7 +92,7 @@ def test_shares_are_those_of_the_peak_as_in_a_failure(command, tmp_path):
     peak = replace(one.peak, total=100 * MiB, by_category=peaks, live_by_category=(kept, scratch))
     one = replace(one, peak=peak, retained=replace(one.retained, live=(small,)))
     window = Window("test_x", one, {"total": 1}, Change.NOT_COMPARED, 0, "over", ("over",))
-    run = RunReport((TestReport(MeasuredTest("test_a.py::test_x", "", CPU, (window,))),))
+    run = RunReport((MeasuredTest("test_a.py::test_x", "", CPU, (window,)),))
     (tmp_path / "a.json").write_text(render_run(run))
     out = command("show", "a.json", "test_x")[1]
     failure = failure_text(
@@ -110,7 +110,7 @@ def test_what_was_held_against_nothing_is_shown_and_not_compared(command, tmp_pa
     windows = (unjudged(body, None), unjudged(region, None))
     test = MeasuredTest("t.py::test_a", "t.py", CPU, (), unjudged=windows, raised="ValueError")
     path = tmp_path / "a.json"
-    path.write_text(render_run(RunReport((TestReport(test, "failed"),))))
+    path.write_text(render_run(RunReport((replace(test, outcome="failed"),))))
     code, out, _ = command("show", path)
     assert code == 0
     assert "9.0 MiB  t.py::test_a (unfinished)" in out
@@ -129,9 +129,9 @@ def test_show_of_a_test_that_is_not_there_ends_with_2(command, tmp_path):
 
 def test_an_estimated_number_is_named_so(command, tmp_path):
     test = measured("t.py::test_x", MiB, CPU)
-    (window,) = test.measured.windows
+    (window,) = test.windows
     window = replace(window, result=replace(window.result, estimated=True))
-    test = replace(test, measured=replace(test.measured, windows=(window,)))
+    test = replace(test, windows=(window,))
     (tmp_path / "a.json").write_text(render_run(RunReport((test,))))
     assert "estimated" in command("show", "a.json")[1]
     assert "estimated" in command("show", "a.json", "test_x")[1]
@@ -141,7 +141,7 @@ def test_an_estimated_number_is_named_so(command, tmp_path):
 
 def test_what_ran_at_the_peak_is_shown_with_its_time(command, tmp_path):
     test = measured("test_a.py::test_x", MiB, CPU)
-    (window,) = test.measured.windows
+    (window,) = test.windows
     picture = Picture(
         times_ns=(0, 5),
         rows=(0, 1),
@@ -153,9 +153,7 @@ def test_what_ran_at_the_peak_is_shown_with_its_time(command, tmp_path):
             Span("running", "aten::mm", 0, 2_000_000),
         ),
     )
-    test = replace(
-        test, measured=replace(test.measured, windows=(replace(window, picture=picture),))
-    )
+    test = replace(test, windows=(replace(window, picture=picture),))
     (tmp_path / "a.json").write_text(render_run(RunReport((test,))))
     assert command("show", "a.json", "test_x", "--operators")[1].splitlines() == [
         "test_a.py::test_x",
@@ -190,10 +188,10 @@ def test_the_operators_of_a_trace_are_shown(command, tmp_path):
 def test_a_folder_of_the_files_of_several_ranks_has_what_each_of_them_notes(command, tmp_path):
     for number in range(2):
         test = measured("tests/test_a.py::test_x", MiB, {**CPU, "rank": f"{number} of 2"})
-        (window,) = test.measured.windows
+        (window,) = test.windows
         told = replace(window.result, notes=(f"a note of {number}",))
         window = replace(window, result=told, sentences=(f"rank {number} is too large",))
-        test = replace(test, measured=replace(test.measured, windows=(window,)))
+        test = replace(test, windows=(window,))
         (tmp_path / f"run-rank{number}.json").write_text(render_run(RunReport((test,))))
     _, table = command("show", tmp_path)[:2]
     assert table.endswith("note: a note of 0\nnote: a note of 1\n")

@@ -111,7 +111,7 @@ def test_the_reports_of_all_ranks_are_results_of_a_job(project):
     assert [one.result.peak.parameter for one in ranks] == [PARAMETER_BYTES] * RANKS
     for rank in range(RANKS):
         tests = read_run(project / f"run-rank{rank}.json").tests
-        assert {test.measured.environment["rank"] for test in tests} == {f"{rank} of {RANKS}"}
+        assert {test.environment["rank"] for test in tests} == {f"{rank} of {RANKS}"}
 
 
 def test_a_test_that_grows_on_one_rank_fails_there_alone(project):

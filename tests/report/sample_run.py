@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from pytest_torchmem.store.run_reports import RunReport, TestReport
+from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import BaselineEntry, Change
 from pytest_torchmem.values.contributors import (
     Category,
@@ -153,8 +153,8 @@ GROWN = (
 def report_of(name, *windows, outcome="passed", line=12, **changes):
     environment = {"device": windows[0].result.device if windows else "cpu", "torch": "2.13"}
     nodeid = f"tests/test_step.py::{name}"
-    measured = MeasuredTest(nodeid, "tests/test_step.py", environment, windows, **changes)
-    return TestReport(measured, outcome, line, "tests/test_step.py")
+    ended = {"outcome": outcome, "line": line, **changes}
+    return MeasuredTest(nodeid, "tests/test_step.py", environment, windows, **ended)
 
 
 def sample_run():

@@ -29,13 +29,12 @@ def written() -> dict[str, Any]:
     """A results file with something of every kind in it, as a reader gets it."""
     run = sample_run()
     (first, *others), counters = run.tests, report_of("test_counted", counted("test_counted"))
-    body = first.measured.windows[0]
+    body = first.windows[0]
     holder = Holder(1, 1, Fate.HELD, "model.last")
     retained = replace(body.result.retained, holders=(holder,))
     result = replace(body.result, retained=retained, counters=counted("").result.counters)
-    measured = replace(first.measured, windows=(replace(body, result=result),))
     change = BaselineChange("x.json", "test_a", Change.GROWN, 1, 2, True)
-    tests = (replace(first, measured=measured), *others, counters)
+    tests = (replace(first, windows=(replace(body, result=result),)), *others, counters)
     whole: RunReport = replace(run, tests=tests, changes=(change,))
     parsed: dict[str, Any] = json.loads(render_run(whole))
     return parsed

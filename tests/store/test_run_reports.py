@@ -4,13 +4,14 @@ import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_torchmem.report.text.github import error_commands
 from pytest_torchmem.report.writing import page_name
 from pytest_torchmem.store.run_reports import (
     FORMAT,
     FORMATS,
-    STATUSES,
     RunReport,
     merged,
     read_run,
@@ -18,6 +19,7 @@ from pytest_torchmem.store.run_reports import (
 )
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import ReportError
+from pytest_torchmem.values.measured import STATUSES, BaselineChange
 from tests.report.sample_run import report_of, sample_run, window
 
 
@@ -107,9 +109,7 @@ def test_what_needs_a_reader_comes_first():
 def test_shards_become_one_run_and_a_test_counts_once():
     run = sample_run()
     one, two = replace(run, tests=run.tests[:4]), replace(run, tests=run.tests[2:])
-    assert {t.measured.test for t in merged([one, two]).tests} == {
-        t.measured.test for t in run.tests
-    }
+    assert {t.test for t in merged([one, two]).tests} == {t.test for t in run.tests}
     later = replace(run.tests[0], outcome="passed")
     assert merged([run, replace(run, tests=(later,))]).tests.count(later) == 1
 
@@ -131,7 +131,7 @@ def test_a_failure_that_was_expected_is_no_failure_of_the_run():
 def test_the_page_of_a_test_is_named_after_its_file_and_its_own_name():
     test = sample_run().tests[0]
     names = ["tests/net/test_a.py::test_x[</b>]", "test_a.py::test_url[https://x.org/y]"]
-    tests = [replace(test, measured=replace(test.measured, test=name)) for name in names]
+    tests = [replace(test, test=name) for name in names]
     assert [page_name(test).rpartition("-")[0] for test in tests] == [
         "test-a-py-test-x-b",
         "test-a-py-test-url-https-x-org-y",
@@ -147,5 +147,30 @@ def test_of_equal_tests_the_one_that_grew_at_all_comes_first_and_then_the_larges
         )
 
     grown, same, new = sized("c", 8, 7), sized("b", 90, 90), sized("a", 80, 0)
-    names = [test.measured.test for test in RunReport((new, same, grown)).ranked()]
+    names = [test.test for test in RunReport((new, same, grown)).ranked()]
     assert [name[-1] for name in names] == ["c", "b", "a"]
+
+
+names = st.sets(st.sampled_from("abcdef"))
+runs = st.builds(
+    lambda tests, changes, problems: RunReport(
+        tuple(map(report_of, sorted(tests))),
+        changes=tuple(BaselineChange("f", key, Change.NEW) for key in sorted(changes)),
+        problems=tuple(sorted(problems)),
+    ),
+    names,
+    names,
+    names,
+)
+
+
+@given(runs, runs, runs)
+def test_parts_of_a_run_add_in_any_order(one, two, three):
+    assert one + two == two + one
+    assert (one + two) + three == one + (two + three)
+    assert one + RunReport() == one == one + one
+
+
+def test_an_empty_run_has_nothing_to_say():
+    assert not RunReport().anything
+    assert RunReport(problems=("broken",)).anything

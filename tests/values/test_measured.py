@@ -1,17 +1,15 @@
-"""Summaries add up, and cross between processes as plain values."""
+"""Measured tests cross between processes as plain values."""
 
 import copy
 import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import CategoryBytes
 from pytest_torchmem.values.findings import FindingKind
-from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window
+from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.results import Level, Peak, Result, Retained
 
 SIZE = CategoryBytes(activation=3)
@@ -60,31 +58,6 @@ def test_a_peak_that_may_be_larger_is_shown_with_both_ends():
 def test_a_test_crosses_as_plain_values():
     test = measured("t.py::test_a")
     assert MeasuredTest.from_json(json.loads(json.dumps(test.to_json()))) == test
-
-
-names = st.sets(st.sampled_from("abcdef"))
-summaries = st.builds(
-    lambda tests, changes, problems: RunSummary(
-        tuple(map(measured, sorted(tests))),
-        tuple(BaselineChange("f", key, Change.NEW) for key in sorted(changes)),
-        tuple(sorted(problems)),
-    ),
-    names,
-    names,
-    names,
-)
-
-
-@given(summaries, summaries, summaries)
-def test_summaries_add_in_any_order(one, two, three):
-    assert one + two == two + one
-    assert (one + two) + three == one + (two + three)
-    assert one + RunSummary() == one == one + one
-
-
-def test_an_empty_summary_has_nothing_to_say():
-    assert not RunSummary().anything
-    assert RunSummary(problems=("broken",)).anything
 
 
 def test_numbers_can_be_asked_for_what_they_have_copied_and_listed():

@@ -133,7 +133,7 @@ class Sender:
         return baseline_nodeid(self.item)
 
     def not_measured(self, reason: str) -> None:
-        self._send(self._record("", not_measured=reason))
+        self._send("", not_measured=reason)
 
     def judged(
         self, judgement: Judgement, measurement: BodyMeasurement, regions: Iterable[Region]
@@ -156,7 +156,7 @@ class Sender:
             windows.append(self._window(judged, picture))
         others = tuple(self._regions(regions, is_failure)) if windows else ()
         device = measurement.device
-        self._send(self._record(device, tuple(windows), others, problem=judgement.problem))
+        self._send(device, tuple(windows), others, problem=judgement.problem)
         if failed:
             self._pack_trace(measurement)
         if not is_failure:
@@ -167,11 +167,11 @@ class Sender:
     def counted(self, result: Result, limits: Mapping[str, int], device: str) -> None:
         """Send what the allocator said of a body that stayed within its limits."""
         window = replace(unjudged(result, None), key=entry_key(self.baseline_nodeid), limits=limits)
-        self._send(self._record(device, (window,)))
+        self._send(device, (window,))
 
     def raised(self, error: BaseException) -> None:
         """Send that the body's own exception ended it, so that every report counts the test."""
-        self._send(self._record("", raised=raised(error)))
+        self._send("", raised=raised(error))
 
     def unfinished(self, raw: Result, measurement: BodyMeasurement, error: BaseException) -> None:
         """Send what was measured until the body's own exception, for reports."""
@@ -192,7 +192,7 @@ class Sender:
             self.item.add_report_section("call", "torchmem", section)
         body = unjudged(result, self._kept(picture), told)
         windows = (body, *self._regions(measurement.regions, failed=True))
-        self._send(self._record(measurement.device, unjudged=windows, raised=raised(error)))
+        self._send(measurement.device, unjudged=windows, raised=raised(error))
         self._pack_trace(measurement)
 
     def _window(self, judged: JudgedWindow, picture: Picture | None) -> Window:
@@ -228,18 +228,19 @@ class Sender:
             picture = picture_of(region, failed, settings, rootdir) if drawn_too else None
             yield unjudged(portable(region.result, rootdir), picture)
 
-    def _record(
+    def _send(
         self,
         device: str,
         windows: tuple[Window, ...] = (),
         unjudged: tuple[Window, ...] = (),
-        **texts: str,
-    ) -> MeasuredTest:
+        *,
+        not_measured: str = "",
+        problem: str = "",
+        raised: str = "",
+    ) -> None:
         environment = self.run.environment(device) if windows or unjudged else {}
-        file = str(self.item.path)
-        return MeasuredTest(self.nodeid, file, environment, windows, unjudged=unjudged, **texts)
-
-    def _send(self, record: MeasuredTest) -> None:
+        texts = not_measured, problem, unjudged, raised
+        record = MeasuredTest(self.nodeid, str(self.item.path), environment, windows, *texts)
         self.item.stash[PAYLOAD] = record.to_json()
         set_properties(self.item, record)
 

@@ -60,11 +60,11 @@ from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate import GPU_VARIABLE
 from pytest_torchmem.store.baselines import changed_text
-from pytest_torchmem.store.run_reports import RunReport, TestReport, checked_out, stamped
+from pytest_torchmem.store.run_reports import RunReport, checked_out, stamped
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, DeviceError, ReportError
 from pytest_torchmem.values.findings import FindingKind
-from pytest_torchmem.values.measured import MeasuredTest, Rank, RunSummary
+from pytest_torchmem.values.measured import MeasuredTest, Rank
 
 _WHOLE: Final = (
     pytest.ExitCode.OK,
@@ -116,7 +116,7 @@ class Collector:
         self.config = config
         self._selection = selection
         self.run = run
-        self.summary = RunSummary()
+        self.summary = RunReport()
         self._attempts: dict[str, _Attempt] = {}
         self._partial = _selects(config)
         self._lines: list[str] = []
@@ -125,7 +125,7 @@ class Collector:
         self._renamed: set[tuple[Path, str]] = set()
 
     def add_problem(self, sentence: str) -> None:
-        self.summary += RunSummary(problems=(sentence,))
+        self.summary += RunReport(problems=(sentence,))
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -148,13 +148,11 @@ class Collector:
         self._cut_short |= session.exitstatus not in _WHOLE
         self._partial = self._partial or self._cut_short or self._selection.partial
         attempts = self._attempts.values()
-        self.summary += RunSummary(
-            tests=tuple(unpacked(a.measured) for a in attempts if a.measured)
-        )
+        self.summary += RunReport(tests=tuple(unpacked(a.measured) for a in attempts if a.measured))
         self._update()
         if self.run.settings.accepted and self._cut_short:
             self._lines += cut_short_lines(session.testscollected, len(self._ended))
-        self._lines += notices(self._as_typed().summary, self.run.settings.accepted)
+        self._lines += notices(self._as_typed(), self.run.settings.accepted)
         self._lines += known_lines(self.summary, self.run.settings.known_holders, self._whole)
         judged = self.run.settings.require_baseline or self.run.settings.accepted
         # All services that run tests and are known set CI.
@@ -217,27 +215,21 @@ class Collector:
     def _as_typed(self) -> RunReport:
         """The run with the tests as pytest names them where it was started."""
         run = self._run_report()
-        tests = (
-            replace(
-                t, measured=replace(t.measured, test=typed_nodeid(self.config, t.measured.test))
-            )
-            for t in run.tests
-        )
+        tests = (replace(t, test=typed_nodeid(self.config, t.test)) for t in run.tests)
         return replace(run, tests=tuple(tests))
 
     def _run_report(self) -> RunReport:
         """Everything that is known of the run, but when and with what it was made."""
-        tests = tuple(map(self._test_report, self.summary.tests))
-        return RunReport(tests, changes=self.summary.changes, problems=self.summary.problems)
+        return replace(self.summary, tests=tuple(map(self._as_it_ended, self.summary.tests)))
 
-    def _test_report(self, measured: MeasuredTest) -> TestReport:
+    def _as_it_ended(self, measured: MeasuredTest) -> MeasuredTest:
         attempt, rootdir = self._attempts[measured.test], self.config.rootpath
         # The name of a file says something about the machine; only its place in the project stays.
         file = measured.test.partition("::")[0]
         for folder in (rootdir, checkout(rootdir)):
             with contextlib.suppress(ValueError):
                 file = Path(measured.file).relative_to(folder).as_posix()
-        return TestReport(replace(measured, file=file), attempt.outcome, attempt.line, file)
+        return replace(measured, file=file, outcome=attempt.outcome, line=attempt.line)
 
     def _tell_other_plugins(self, written: Sequence[Path]) -> None:
         hook = self.config.hook
@@ -335,7 +327,7 @@ class Collector:
         else:
             self._lines += explained_lines(len(plan.explained), shown)
             changes = tuple(plan.changes(shown, not settings.dry_run))
-            self.summary += RunSummary(changes=changes)
+            self.summary += RunReport(changes=changes)
         return is_written
 
     def _follow_modules(self, orphans: Sequence[Orphan]) -> set[Path]:

@@ -32,6 +32,7 @@ from pytest_torchmem.store.baselines import (
     write_file,
 )
 from pytest_torchmem.store.files import locked
+from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import (
     Allowance,
     BaselineEntry,
@@ -42,7 +43,7 @@ from pytest_torchmem.values.baseline import (
 )
 from pytest_torchmem.values.errors import BaselineError
 from pytest_torchmem.values.findings import FindingKind
-from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window
+from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, Window
 
 Place = tuple[Path, tuple[tuple[str, str], ...]]
 """A test module and an environment: one baseline file."""
@@ -141,7 +142,7 @@ class FilePlan:
 
 
 def plan_updates(
-    summary: RunSummary, outcomes: Outcomes, settings: Settings, store: BaselineStore
+    summary: RunReport, outcomes: Outcomes, settings: Settings, store: BaselineStore
 ) -> list[FilePlan]:
     """Return what an update would do to each file, and which entries were renamed or are unused.
 
@@ -312,9 +313,7 @@ def baseline_folders(config: pytest.Config, store: BaselineStore) -> set[Path]:
     return found
 
 
-def find_orphans(
-    folders: Iterable[Path], summary: RunSummary, store: BaselineStore
-) -> list[Orphan]:
+def find_orphans(folders: Iterable[Path], summary: RunReport, store: BaselineStore) -> list[Orphan]:
     """Return the modules that are gone and have baselines, and which new one each has become."""
     files: dict[Path, list[Path]] = defaultdict(list)
     for folder in folders:
@@ -364,7 +363,7 @@ def move(orphan: Orphan, store: BaselineStore) -> None:
                     old.replace(new)
 
 
-def compared_anew(summary: RunSummary, moved: Collection[Path], store: BaselineStore) -> RunSummary:
+def compared_anew(summary: RunReport, moved: Collection[Path], store: BaselineStore) -> RunReport:
     """Return a run whose tests in ``moved`` modules are compared with what these were given.
 
     Each difference counts, however small: their allowances are known to the tests alone.

@@ -17,12 +17,12 @@ from typing import Final
 from pytest_torchmem.analysis.judge.differences import entry_differences
 from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.report.page.svg import COLOURS, marks_of
-from pytest_torchmem.store.run_reports import RunReport, TestReport
+from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import Category, CategoryBytes
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.json_values import Json
-from pytest_torchmem.values.measured import NOT_COMPARED, Window, unjudged
+from pytest_torchmem.values.measured import NOT_COMPARED, MeasuredTest, Window, unjudged
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.units import format_size
@@ -149,7 +149,7 @@ def categories_json() -> list[dict[str, str]]:
 
 
 def _facts(run: RunReport) -> list[tuple[str, str]]:
-    devices = sorted({t.measured.environment.get("device", "") for t in run.tests} - {""})
+    devices = sorted({t.environment.get("device", "") for t in run.tests} - {""})
     dirty = " with changes" if run.dirty else ""
     facts = [
         ("measured on", ", ".join(devices)),
@@ -161,13 +161,13 @@ def _facts(run: RunReport) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def _row(test: TestReport, order: int) -> dict[str, Json]:
+def _row(test: MeasuredTest, order: int) -> dict[str, Json]:
     shown = test.leading
     is_body = shown is test.body
     return {
         "id": f"torchmem-test-{order}",
         "order": order,
-        "name": test.measured.test,
+        "name": test.test,
         "status": test.status,
         "sentence": test.sentence,
         "device": shown.result.device if shown else "",
@@ -180,21 +180,20 @@ def _row(test: TestReport, order: int) -> dict[str, Json]:
         "baseline_bytes": shown.baseline_bytes if shown else 0,
         "compared": bool(shown and shown.is_compared),
         "change": shown.change.value if shown else "",
-        "word": (NOT_COMPARED if test.measured.raised else shown.change_word) if shown else "",
+        "word": (NOT_COMPARED if test.raised else shown.change_word) if shown else "",
         "moved": shown.change_text if shown else "",
         "reference": shown.reference if shown else "",
         "limit": shown.limit_status if shown else "",
     }
 
 
-def _content(test: TestReport, with_pictures: bool) -> dict[str, Json]:
-    measured = test.measured
+def _content(test: MeasuredTest, with_pictures: bool) -> dict[str, Json]:
     return {
-        "problem": measured.problem,
-        "not_measured": measured.not_measured,
-        "raised": measured.raised,
+        "problem": test.problem,
+        "not_measured": test.not_measured,
+        "raised": test.raised,
         "expected": test.outcome == "xfailed",
-        "windows": [window_json(w, with_pictures) for w in (*measured.windows, *measured.unjudged)],
+        "windows": [window_json(w, with_pictures) for w in (*test.windows, *test.unjudged)],
     }
 
 
@@ -246,12 +245,12 @@ def _remarks(window: Window) -> list[str]:
     return remarks + [f"not all seen: {spot}" for spot in window.result.blind_spots]
 
 
-def _plain_table(tests: Sequence[TestReport]) -> str:
+def _plain_table(tests: Sequence[MeasuredTest]) -> str:
     rows = [
         f"<td>{escape(test.status)}</td>"
         f'<td class="number">{test.leading.peak_text if test.leading else ""}</td>'
         f"<td>{escape(test.standing)}</td>"
-        f"<td>{escape(test.measured.test)}<br>{escape(test.sentence)}</td>"
+        f"<td>{escape(test.test)}<br>{escape(test.sentence)}</td>"
         for test in tests[:_PLAIN_ROWS]
     ]
     more = len(tests) - _PLAIN_ROWS

@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
-from pytest_torchmem.store.run_reports import RunReport, TestReport
+from pytest_torchmem.store.run_reports import RunReport
+from pytest_torchmem.values.measured import MeasuredTest
 
 ANNOTATIONS: Final = 10
 """GitHub shows no more than this many of one kind for a step."""
@@ -22,7 +23,7 @@ def error_commands(run: RunReport) -> list[str]:
     """Return the workflow commands for a run: an error for each test that failed over memory."""
     commands = []
     for test in _failed(run)[:ANNOTATIONS]:
-        title = f"{_subject(test)}: {test.measured.test.partition('::')[2]}"
+        title = f"{_subject(test)}: {test.test.partition('::')[2]}"
         properties = {"file": test.file, "line": str(test.line or ""), "title": title}
         commands.append(_command("error", properties, test.sentence))
     return commands
@@ -33,7 +34,7 @@ def line_commands(run: RunReport, checked_out: Mapping[str, str]) -> list[str]:
 
     ``checked_out`` has the files in which GitHub can show a line, by the names that causes have.
     """
-    told: dict[tuple[str, int], list[TestReport]] = defaultdict(list)
+    told: dict[tuple[str, int], list[MeasuredTest]] = defaultdict(list)
     for test in _failed(run):
         for file, line in cause_lines(test):
             if file in checked_out:
@@ -42,24 +43,24 @@ def line_commands(run: RunReport, checked_out: Mapping[str, str]) -> list[str]:
     for (file, line), (first, *others) in list(told.items())[:LINES]:
         more = f" (and {len(others)} more)" if others else ""
         properties = {"file": file, "line": str(line), "title": f"{_subject(first)} here"}
-        text = f"{first.measured.test}{more}: {first.sentence}"
+        text = f"{first.test}{more}: {first.sentence}"
         commands.append(_command("warning", properties, text))
     return commands
 
 
-def cause_lines(test: TestReport) -> tuple[tuple[str, int], ...]:
+def cause_lines(test: MeasuredTest) -> tuple[tuple[str, int], ...]:
     """Return the files and lines that a failed test names as its causes, each once."""
     causes = (cause for window in test.failed_windows for cause in window.causes)
     places = ((c.source.file, c.source.line) for c in causes if c.source and c.source.line)
     return tuple(dict.fromkeys(places))
 
 
-def _failed(run: RunReport) -> list[TestReport]:
-    told = (test for test in run.ranked() if test.failed_windows or test.measured.problem)
+def _failed(run: RunReport) -> list[MeasuredTest]:
+    told = (test for test in run.ranked() if test.failed_windows or test.problem)
     return [test for test in told if test.status == "failed"]
 
 
-def _subject(test: TestReport) -> str:
+def _subject(test: MeasuredTest) -> str:
     kinds = [kind for window in test.failed_windows for kind in window.kinds]
     return f"memory {kinds[0].value}" if kinds else "memory"
 

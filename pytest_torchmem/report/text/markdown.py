@@ -8,10 +8,10 @@ from html import escape
 from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import entry_differences
-from pytest_torchmem.store.run_reports import RunReport, TestReport
+from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.findings import words
-from pytest_torchmem.values.measured import Window
+from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.units import format_change, format_size
 
 MARKER: Final = "<!-- pytest-torchmem -->"
@@ -83,7 +83,9 @@ def _bytes(text: str) -> int:
     return len(text.encode("utf-8", "backslashreplace"))
 
 
-def _folded(tests: Sequence[TestReport], room: int, measure: Callable[[str], int]) -> Iterator[str]:
+def _folded(
+    tests: Sequence[MeasuredTest], room: int, measure: Callable[[str], int]
+) -> Iterator[str]:
     rows, shown = _fitting(_table_rows(tests), room, measure)
     yield f"<details><summary>{len(tests)} ok</summary>\n"
     if rows:
@@ -106,16 +108,16 @@ def _fitting(texts: Iterator[str], room: int, measure: Callable[[str], int]) -> 
     return "\n".join(kept), len(kept)
 
 
-def _table_rows(tests: Sequence[TestReport]) -> Iterator[str]:
+def _table_rows(tests: Sequence[MeasuredTest]) -> Iterator[str]:
     for test in tests:
         symbol = f"{_SYMBOLS[test.status]} {test.status}"
-        leading, name = test.leading, _code(test.measured.test)
+        leading, name = test.leading, _code(test.test)
         if leading is None:
             yield f"| {symbol} | {name} | | {_text(test.sentence)} | |"
             continue
         if leading.result.name:
             name += f" {_code(leading.result.name)}"
-        others = (w for w in test.measured.windows if w is not leading)
+        others = (w for w in test.windows if w is not leading)
         told = [_text(test.standing), *map(_by_name, others)]
         against = "; ".join(filter(None, told))
         if test.outcome == "xfailed" and test.failed_windows:
@@ -132,18 +134,17 @@ def _by_name(window: Window) -> str:
     return f"{_code(window.result.name or 'test body')} {_text(', '.join(filter(None, told)))}"
 
 
-def _details(test: TestReport) -> str:
+def _details(test: MeasuredTest) -> str:
     lines: list[str] = []
-    for window in (*test.measured.windows, *test.measured.unjudged):
+    for window in (*test.windows, *test.unjudged):
         sentences = window.sentences or tuple(filter(None, [window.sentence]))
         if sentences and window.result.name:
             lines += ["", f"In {_code(window.result.name)}:", ""]
         lines += [f"- {_text(sentence)}" for sentence in sentences]
         lines += list(_causes(window))
-    measured = test.measured
-    for text in filter(None, (measured.problem, measured.raised, measured.not_measured)):
+    for text in filter(None, (test.problem, test.raised, test.not_measured)):
         lines.append(f"- {_text(text)}")
-    name = escape(" ".join(measured.test.split()), quote=False)
+    name = escape(" ".join(test.test.split()), quote=False)
     head = f"<details><summary><code>{name}</code></summary>"
     lines = lines or ["- it failed for another reason than its memory"]
     return "\n".join([head, "", *lines, "", "</details>"])
@@ -163,7 +164,7 @@ def _causes(window: Window) -> Iterator[str]:
 
 
 def _facts(run: RunReport) -> str:
-    devices = {t.measured.environment.get("device", "") for t in run.tests} - {""}
+    devices = {t.environment.get("device", "") for t in run.tests} - {""}
     facts = [f"{name} {version}" for name, version in run.versions.items()]
     facts += [f"measured on {', '.join(sorted(devices))}"] if devices else []
     facts += [str(run.rank)] if run.rank.count > 1 else []

@@ -12,10 +12,11 @@ from itertools import pairwise
 from typing import Final
 
 from pytest_torchmem.analysis.judge.holders import KnownHolder
+from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import Change, environment_name
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.findings import Difference, words
-from pytest_torchmem.values.measured import RENAMED, BaselineChange, MeasuredTest, RunSummary
+from pytest_torchmem.values.measured import RENAMED, BaselineChange, MeasuredTest
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.units import (
     counted,
@@ -292,7 +293,7 @@ def explained_lines(count: int, file: str) -> list[str]:
     return [f"{entries} as before, now with their causes ({file})"] if count else []
 
 
-def unguarded_line(summary: RunSummary) -> str:
+def unguarded_line(summary: RunReport) -> str:
     """Return what must be known in CI: how many measurements were compared with nothing."""
     count = sum(1 for _, window in summary.windows if window.change is Change.NEW)
     if not count:
@@ -338,12 +339,12 @@ def orphan_line(module: str, entry_count: int, end: OrphanEnd, tests_in: str = "
     return f"{one_line(module)} is gone and has baselines ({told}"
 
 
-def notices(summary: RunSummary, accepted: Collection[Change]) -> list[str]:
+def notices(summary: RunReport, accepted: Collection[Change]) -> list[str]:
     """Return what a reader should know of baselines that failed nothing."""
     return [*_shrunk(summary, accepted), *_nearest(summary, accepted), *_fallbacks(summary)]
 
 
-def _shrunk(summary: RunSummary, accepted: Collection[Change]) -> Iterator[str]:
+def _shrunk(summary: RunReport, accepted: Collection[Change]) -> Iterator[str]:
     windows = [(t, w) for t, w in summary.windows if w.notice and not w.sentence]
     if not windows or Change.SHRUNK in accepted:
         return
@@ -354,7 +355,7 @@ def _shrunk(summary: RunSummary, accepted: Collection[Change]) -> Iterator[str]:
     yield f"{more}--torchmem-update-baseline --torchmem-accept=shrunk stores what is lower now"
 
 
-def _nearest(summary: RunSummary, accepted: Collection[Change]) -> Iterator[str]:
+def _nearest(summary: RunReport, accepted: Collection[Change]) -> Iterator[str]:
     """Say for which environment there is no baseline, and which one there is."""
     if Change.NEW in accepted:
         return
@@ -366,7 +367,7 @@ def _nearest(summary: RunSummary, accepted: Collection[Change]) -> Iterator[str]
         )
 
 
-def _fallbacks(summary: RunSummary) -> Iterator[str]:
+def _fallbacks(summary: RunReport) -> Iterator[str]:
     used = ((test, window.reference) for test, window in summary.windows)
     for environment, reference, entries in _by_environment(used):
         yield f"{environment} was compared with the baseline of {reference} ({entries})"
@@ -378,7 +379,7 @@ def _by_environment(pairs: Iterable[tuple[MeasuredTest, str]]) -> Iterator[tuple
     yield from ((*names, counted(count, "entry")) for names, count in sorted(found.items()))
 
 
-def known_lines(summary: RunSummary, known: Sequence[KnownHolder], whole: bool) -> list[str]:
+def known_lines(summary: RunReport, known: Sequence[KnownHolder], whole: bool) -> list[str]:
     """Return a line for each known holder that excused something, and of a whole run for others."""
     lines = []
     for holder in known:

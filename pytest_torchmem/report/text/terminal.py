@@ -25,7 +25,7 @@ from pytest_torchmem.report.text.tables import (
     one_line,
     short_key,
 )
-from pytest_torchmem.store.run_reports import RunReport, TestReport
+from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.findings import RETAINED, FindingKind, Verdict, words
@@ -33,7 +33,6 @@ from pytest_torchmem.values.measured import (
     RENAMED,
     BaselineChange,
     MeasuredTest,
-    RunSummary,
     Window,
 )
 from pytest_torchmem.values.results import Fate, Holder
@@ -208,24 +207,23 @@ def summary_lines(
     What went wrong, what was not measured and what an update changed is in it at every detail.
     """
     lines: list[Line] = []
-    summary = run.summary
     if detail >= Detail.SHORT:
-        lines += _tests_table(summary, detail, width, room)
-    lines += _changes_lines(summary)
-    not_measured = ((t.not_measured, t.test) for t in summary.tests if t.not_measured)
-    results = [(t.test, window.result) for t, window in summary.windows]
+        lines += _tests_table(run, detail, width, room)
+    lines += _changes_lines(run)
+    not_measured = ((t.not_measured, t.test) for t in run.tests if t.not_measured)
+    results = [(t.test, window.result) for t, window in run.windows]
     lines += _grouped_lines("not measured", not_measured)
     lines += _grouped_lines("not all seen", ((s, t) for t, r in results for s in r.blind_spots))
     failed = ((told, t) for t, r in results for told in r.failed_passes)
     lines += _grouped_lines("not labelled as asked", failed)
-    if detail is not Detail.PROBLEMS and summary.tests:
+    if detail is not Detail.PROBLEMS and run.tests:
         lines.append(Line(_counts(run)))
         lines += _missing_lines(run, stored_by, renamed)
-    return lines + [Line(problem, ("red",)) for problem in summary.problems]
+    return lines + [Line(problem, ("red",)) for problem in run.problems]
 
 
-def _tests_table(summary: RunSummary, detail: Detail, width: int, room: int) -> list[Line]:
-    rows = ((test, window) for test in summary.tests for window in test.rows)
+def _tests_table(run: RunReport, detail: Detail, width: int, room: int) -> list[Line]:
+    rows = ((test, window) for test in run.tests for window in test.rows)
     windows = sorted(rows, key=_importance)
     if not windows:
         return []
@@ -300,11 +298,11 @@ _CHANGES_SHOWN: Final = 10
 _REMOVES: Final = "--torchmem-update-baseline --torchmem-accept=unused removes what is unused"
 
 
-def _changes_lines(summary: RunSummary) -> list[Line]:
+def _changes_lines(run: RunReport) -> list[Line]:
     """Return what an update wrote: below each file its entries, the kinds in a fixed order."""
     order = (RENAMED, *(c.value for c in (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED)))
     # A dry run has a table of its own.
-    told = [c for c in summary.changes if c.written or c.change is Change.UNUSED]
+    told = [c for c in run.changes if c.written or c.change is Change.UNUSED]
     lines: list[Line] = []
     for file in dict.fromkeys(change.file for change in told):
         lines.append(Line(f"{file}:"))
@@ -319,7 +317,7 @@ def _changes_lines(summary: RunSummary) -> list[Line]:
                 lines.append(Line(f"  ... and {more} more {word} entries{done}"))
     if any(c.change is Change.UNUSED and not c.written for c in told):
         lines.append(Line(_REMOVES))
-    if written := [change.file for change in summary.changes if change.written]:
+    if written := [change.file for change in run.changes if change.written]:
         entries = counted(len(written), "entry")
         lines.append(Line(f"baseline updated: {entries} in {counted(len({*written}), 'file')}"))
     return lines
@@ -360,9 +358,9 @@ def _missing_lines(
     new = [
         window
         for test in run.tests
-        for window in test.measured.windows
+        for window in test.windows
         if window.change is Change.NEW and window.key not in written and _can_be_stored(test)
-        if (test.measured.test, window.key) not in renamed
+        if (test.test, window.key) not in renamed
     ]
     if not new or run.problems or not stored_by:
         return []
@@ -372,10 +370,10 @@ def _missing_lines(
     return [Line(text, ("yellow",))]
 
 
-def _can_be_stored(test: TestReport) -> bool:
+def _can_be_stored(test: MeasuredTest) -> bool:
     """Return whether an update would take the numbers of a test; a failed one keeps its entry."""
-    kinds = {kind for window in test.measured.windows for kind in window.kinds}
-    failed = test.measured.problem or test.outcome == "xfailed"
+    kinds = {kind for window in test.windows for kind in window.kinds}
+    failed = test.problem or test.outcome == "xfailed"
     return not failed and kinds <= {FindingKind.NO_BASELINE}
 
 
@@ -391,13 +389,13 @@ def _counts(run: RunReport) -> str:
     return f"memory: {', '.join(parts)}"
 
 
-def _failure(test: TestReport) -> str:
+def _failure(test: MeasuredTest) -> str:
     """Return why a test failed, in the words of the closing line; ``""`` for its own reasons."""
-    if test.measured.raised:
+    if test.raised:
         return _RAISED
     kinds = {kind for window in test.failed_windows for kind in window.kinds}
     if any(not w.kinds for w in test.failed_windows) or any(kind.is_too_large for kind in kinds):
         return _OVER
-    if test.measured.problem or any(kind.is_unread for kind in kinds):
+    if test.problem or any(kind.is_unread for kind in kinds):
         return _NOT_JUDGED
     return next((text for kind, text in _FAILURES.items() if kind in kinds), "")

@@ -198,7 +198,7 @@ def test_each_outcome_is_told(project):
     """)
     project.run("--torchmem-report=run.json")
     tests = read_run(project.path / "run.json").tests
-    assert {t.measured.test.partition("::")[2]: t.outcome for t in tests} == {
+    assert {t.test.partition("::")[2]: t.outcome for t in tests} == {
         "test_expected": "xfailed",
         "test_torn": "failed",
         "test_elsewhere": "skipped",
@@ -208,7 +208,7 @@ def test_each_outcome_is_told(project):
 def test_workers_send_their_timelines_and_the_controller_writes(two):
     two.run_in_workers(2, "--torchmem-report=run.json").assert_outcomes(passed=2, failed=1)
     run = read_run(two.path / "run.json")
-    assert all(test.measured.windows[0].picture for test in run.tests)
+    assert all(test.windows[0].picture for test in run.tests)
     assert len(run.tests) == 2
 
 

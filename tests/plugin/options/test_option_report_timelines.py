@@ -16,7 +16,7 @@ def test_under():
 
 
 def timelines(path):
-    drawn = [t.measured for t in read_run(path).tests if t.measured.windows[0].picture]
+    drawn = [t for t in read_run(path).tests if t.windows[0].picture]
     return {measured.test.partition("::")[2] for measured in drawn}
 
 

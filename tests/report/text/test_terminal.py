@@ -7,7 +7,7 @@ import pytest
 from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.report.text.tables import change_table
 from pytest_torchmem.report.text.terminal import Detail, failure_text, summary_lines
-from pytest_torchmem.store.run_reports import RunReport, TestReport
+from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import (
     Category,
@@ -51,7 +51,7 @@ def one(name, *windows, not_measured=""):
 def run_of(*tests, changes=(), problems=()):
     failed = [test.problem or any(w.sentence for w in test.windows) for test in tests]
     ended = zip(tests, failed, strict=True)
-    reports = tuple(TestReport(t, "failed" if f else "passed") for t, f in ended)
+    reports = tuple(replace(t, outcome="failed" if f else "passed") for t, f in ended)
     return RunReport(reports, changes=changes, problems=problems)
 
 
@@ -330,8 +330,8 @@ def test_a_test_whose_baseline_cannot_be_read_counts_as_not_judged():
 def test_what_an_update_would_not_store_is_not_said_to_be_stored():
     test = one("t.py::test_a", window("test_a", change=Change.NEW))
     hint = "1 measurement has no baseline; --torchmem-update-baseline stores it"
-    assert hint in texts(RunReport((TestReport(test, "passed"),)))
-    assert hint not in texts(RunReport((TestReport(test, "xfailed"),)))
+    assert hint in texts(RunReport((test,)))
+    assert hint not in texts(RunReport((replace(test, outcome="xfailed"),)))
 
 
 def test_a_limit_on_a_category_shows_what_that_held_and_not_what_the_total_did():

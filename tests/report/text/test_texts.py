@@ -179,7 +179,7 @@ def named(name, status="ok"):
         test = report_of("a", body)
     else:
         test = report_of("a", window("a", Change.GROWN, GROWN, share=0.7), outcome="failed")
-    return replace(test, measured=replace(test.measured, test=f"tests/test_a.py::{name}"))
+    return replace(test, test=f"tests/test_a.py::{name}")
 
 
 def rendered(text):
