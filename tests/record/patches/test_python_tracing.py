@@ -336,16 +336,14 @@ def test_what_is_called_at_a_bodys_end_and_in_our_hooks_is_not_recorded(
     below: dict[str, list[str]] = {}
     read = TreeReader.read
 
-    def noted(
-        reader: TreeReader, result: profiler.ProfilerResult, *, is_cut: bool = False
-    ) -> Tables:
+    def noted(reader: TreeReader, result: profiler.ProfilerResult, **options: bool) -> Tables:
         waiting = [*result.experimental_event_tree()]
         while waiting:
             event = waiting.pop()
             waiting += event.children
             name = profiler.name_of(event).rpartition(": ")[2]
             below.setdefault(name, []).extend(map(profiler.name_of, event.children))
-        return read(reader, result, is_cut=is_cut)
+        return read(reader, result, **options)
 
     monkeypatch.setattr(TreeReader, "read", noted)
     recorder = Recorder(torch.device("cpu"))
