@@ -546,15 +546,25 @@ def _listen_to_the_process() -> None:
 
     And have no calls followed where torch's Python tracer would raise. Python forgets neither.
     """
+    ends = False
 
     def forked() -> None:
         if Recorder.now is not None:
             Recorder.now.leave_to_parent()
 
     def heard(event: str, arguments: tuple[object, ...]) -> None:
-        if event == "exec" and profiler.raises_for(arguments[0]) and Recorder.now is not None:
+        # Called for much that happens in the process. What it raised the program would get.
+        if event != "exec" or ends:
+            return
+        if any(map(profiler.raises_for, arguments)) and Recorder.now is not None:
             Recorder.now.follow_no_calls()
 
+    def end() -> None:
+        # When Python itself ends, the names of modules are None.
+        nonlocal ends
+        ends = True
+
     sys.addaudithook(heard)
+    atexit.register(end)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=forked)

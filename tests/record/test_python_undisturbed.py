@@ -134,6 +134,33 @@ def test_code_whose_file_is_no_text_runs_below_an_operator() -> None:
     assert measured(lambda: Twice.apply(torch.ones(4))).peak.total == 16 + 2048
 
 
+_HEARS_OF_CODE = """
+import os, sys, torch
+from pytest_torchmem import measure
+
+class AtTheEnd:
+    def __del__(self, run=exec, names={"write": os.write}):
+        run("write(1, b'executed')", names)
+
+heard = []
+sys.addaudithook(lambda event, _: heard.append(event) if event == "sys.addaudithook" else None)
+for _ in range(2):
+    with measure("a", device="cpu"):
+        torch.ones(8)
+sys.audit("exec")
+print(heard, flush=True)
+sys.kept = AtTheEnd()
+"""
+
+
+def test_code_is_heard_of_by_one_hook_that_never_raises() -> None:
+    """Not either when Python ends, and the names that modules have are gone."""
+    command = [sys.executable, "-c", _HEARS_OF_CODE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["['sys.addaudithook']", "executed"], done.stderr
+    assert done.stderr == ""
+
+
 def test_a_folder_whose_name_is_no_text_is_put_on_the_path_by_a_body(tmp_path: Path) -> None:
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
     try:
