@@ -391,14 +391,14 @@ class Recorder:
         with self._count.kept():
             # A call that comes late may come in the next session.
             too_early = time.thread_time() - self._session_began_s < self._cut_after_s
-            if too_early or not self._can_be_cut():
+            if too_early or not self._can_be_cut(session):
                 self._show_cut()
                 self._points.after(_RETRY_S)
                 return
             self._show_cut()
-            with numpy_in_place():
+            with self._ranges.closed(), numpy_in_place():
                 ended = self._pause(is_cut=True)
-            self._resume()
+                self._resume()
             self._show_cut()
             del ended
             self._count_time()
@@ -408,11 +408,11 @@ class Recorder:
         with self._functorch.heard(), profiler.RecordFunction(CUT):
             pass
 
-    def _can_be_cut(self) -> bool:
+    def _can_be_cut(self, session: profiler.Profiler) -> bool:
         return (
             not self._functorch.within
             and not self._imports.importing
-            and self._ranges.may_be_cut()
+            and self._ranges.may_be_cut(has_calls=session.has_calls)
             and self._points.is_safe()
         )
 

@@ -394,7 +394,7 @@ def _frames_are_safe() -> bool:
         and not any(
             code in tracing
             or code.co_filename.startswith(_RECORDERS)
-            or profiler.FAST_RANGE in code.co_names
+            or not profiler.UNTOLD_RANGES.isdisjoint(code.co_names)
             for code in (frame.f_code for frame in stack)
         )
     )

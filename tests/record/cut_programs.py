@@ -132,6 +132,27 @@ def annotated() -> None:
     KEPT.append(z)
 
 
+def annotated_for_long() -> None:
+    part = torch.profiler.record_function
+    model = torch.nn.Linear(16, 16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    kept = []
+    with part("all"):
+        for n in range(2):
+            with part(f"step {n}"):
+                loss = model(torch.ones(4, 16)).sum()
+                with part("backward"):
+                    loss.backward()
+                optimizer.step()
+            kept.append(helper(loss.detach(), 1))
+        begun = part("begun")
+        begun.__enter__()
+        kept.append(kept[0] + 1)
+    kept.append(kept[1] * 2)
+    begun.__exit__(None, None, None)
+    KEPT.append([*kept, kept[0] - 1])
+
+
 def raising() -> None:
     x = torch.ones(16)
     try:
@@ -356,6 +377,7 @@ PROGRAMS = [
     recursion_and_generators,
     transforms,
     annotated,
+    annotated_for_long,
     raising,
     blocks_and_modules,
     called_by_functions_of_c,

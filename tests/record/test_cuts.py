@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -280,6 +281,47 @@ def test_a_dataset_below_a_loader_is_cut(monkeypatch: pytest.MonkeyPatch) -> Non
         list(loader)
     measurement.cancel()
     assert any(name.startswith("enumerate(DataLoader)") for name in names())
+
+
+def test_a_body_below_an_annotation_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is closed before a cut, and opened again after it."""
+    called = programs(in_expressions=False)
+    x, softened, annotation = torch.ones(4), called["softened"], torch.profiler.record_function
+    monkeypatch.setitem(called, "only_below", lambda: annotation("part")(softened)(x))
+    _, _, count = measured("only_below", 1, monkeypatch)
+    assert count > 2
+
+
+def raw_range(x: torch.Tensor, cut: Callable[[], object]) -> None:
+    opened = torch.ops.profiler._record_function_enter_new("part", None)
+    cut()
+    x + 1
+    torch.ops.profiler._record_function_exit._RecordFunction(opened)
+
+
+def fast_range(x: torch.Tensor, cut: Callable[[], object]) -> None:
+    with torch._C._profiler._RecordFunctionFast("part"):
+        cut()
+        x + 1
+
+
+def other_threads_range(x: torch.Tensor, cut: Callable[[], object]) -> None:
+    opened = torch.profiler.record_function("part")
+    other = threading.Thread(target=opened.__enter__)
+    other.start()
+    other.join()
+    cut()
+    x + 1
+
+
+@pytest.mark.parametrize("body", [raw_range, fast_range, other_threads_range])
+def test_a_body_below_a_range_that_cannot_be_closed_is_not_cut(
+    body: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called, x = programs(in_expressions=False), torch.ones(4)
+    monkeypatch.setitem(called, "only_here", lambda: body(x, called["SITES"][0]))
+    _, _, count = measured("only_here", 1, monkeypatch)
+    assert count == 0
 
 
 def test_a_call_from_an_extension_is_no_safe_moment() -> None:

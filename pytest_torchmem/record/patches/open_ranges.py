@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 
+from pytest_torchmem.contexts import Around
 from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.patches.python_tracing import quiet
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.errors import RecordingError
 
+_Range: TypeAlias = torch.autograd.profiler.record_function
 _TORCH: Final = f"{Path(torch.__file__).parent}/"
 # These files of torch's call the user's code without an operator around it: decorators such as
 # no_grad,
@@ -39,14 +43,17 @@ class OpenRanges:
 
     An operator or annotation that is open when the profiler stops writes its end into the session
     that is gone, as soon as the next one has begun. So the profiler must not be stopped and started
-    again below one.
+    again below one; a cut closes the ranges before it, and opens them again after it.
 
     A loader opens one around each ``__next__``, in which a dataset may run for as long as it likes.
     It is opened only for a profiler of the body's.
     """
 
     def __init__(self) -> None:
-        self._open = 0
+        # Those that are open, with their threads.
+        self._open: list[tuple[_Range, int]] = []
+        self._enter: Callable[[_Range], object] = _Range.__enter__
+        self._leave: Callable[..., object] = _Range.__exit__
         #: How many of torch's functions were being called when the recording began.
         self.around = 0
 
@@ -58,22 +65,26 @@ class OpenRanges:
         patches.replace(f"{annotation}.__exit__", self._closing)
 
     def _opening(self, enter: Callable[..., object]) -> Callable[..., object]:
-        def opened(block: torch.autograd.profiler.record_function) -> object:
+        self._enter = enter
+
+        def opened(block: _Range) -> object:
             if _is_loaders(block) and not profiler.front_end_is_active():
                 return block
-            self._open += 1
+            self._open.append((block, threading.get_ident()))
             return enter(block)
 
         return opened
 
     def _closing(self, leave: Callable[..., object]) -> Callable[..., object]:
-        def closed(block: torch.autograd.profiler.record_function, *error: object) -> object:
+        self._leave = leave
+
+        def closed(block: _Range, *error: object) -> object:
             if block.record is None and _is_loaders(block):
                 return None
             try:
                 return leave(block, *error)
             finally:
-                self._open -= 1
+                self._open = [one for one in self._open if one[0] is not block]
 
         return closed
 
@@ -87,18 +98,38 @@ class OpenRanges:
 
     def none_open(self, but: tuple[str, ...] = _HARMLESS) -> bool:
         """Return whether `require_none_open` raises nothing, for calls in the files ``but`` too."""
-        return self._open <= 0 and _calls_by_torch(but) <= self.around
+        return not self._open and _calls_by_torch(but) <= self.around
 
-    def may_be_cut(self) -> bool:
-        """Return whether nothing is open, and torch neither opens or closes a range nor compiles.
+    def may_be_cut(self, *, has_calls: bool) -> bool:
+        """Return whether what is open can be `closed`, and torch opens no range and compiles not.
 
         Torch's other functions in Python are as good as the body's: an operator that calls Python
-        is found on the stack of the process.
+        is found on the stack of the process. Where a session ``has_calls`` of Python, a range is
+        within the call that opened it. Elsewhere it is around all that follows.
         """
-        return self._open <= 0 and not any(file.startswith(_UNCUT) for file in _files_called())
+        here = threading.get_ident()
+        can_be_closed = all(
+            has_calls and thread == here and block.run_callbacks_on_exit
+            for block, thread in self._open
+        )
+        return can_be_closed and not any(file.startswith(_UNCUT) for file in _files_called())
+
+    def closed(self) -> Around[None]:
+        """Have no range open in the block; those that were are opened again after it."""
+        return Around(self._close, self._open_again)
+
+    @quiet
+    def _close(self) -> None:
+        for block, _ in reversed(self._open):
+            self._leave(block, None, None, None)
+
+    @quiet
+    def _open_again(self, _: None) -> None:
+        for block in [block for block, _ in self._open]:
+            self._enter(block)
 
 
-def _is_loaders(block: torch.autograd.profiler.record_function) -> bool:
+def _is_loaders(block: _Range) -> bool:
     return str(block.name).startswith("enumerate(DataLoader)#")
 
 

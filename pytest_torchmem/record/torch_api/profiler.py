@@ -64,6 +64,8 @@ CHECKED: Final[Checked] = {
     "torch._C._profiler._ProfilerEvent": ("2.6.0", "2.15.0"),
     "torch._C._profiler._RecordFunctionFast": ("2.6.0", "2.15.0"),
     "torch._C._profiler._TensorMetadata": ("2.6.0", "2.15.0"),
+    "torch.ops.profiler._record_function_enter": ("2.13.0", "2.13.0"),
+    "torch.ops.profiler._record_function_enter_new": ("2.13.0", "2.13.0"),
 }
 
 AllocationFields = _ExtraFields_Allocation
@@ -74,8 +76,10 @@ TorchOpFields = _ExtraFields_TorchOp
 ProfilerEvent = _ProfilerEvent
 TensorMetadata = _TensorMetadata
 RecordFunction = _RecordFunctionFast
-#: Its name in code. It opens a range, and torch calls no hook of ranges for it.
-FAST_RANGE: Final = "_RecordFunctionFast"
+#: The names, in code, of what opens a range without ``record_function``: nobody is told of that.
+UNTOLD_RANGES: Final = frozenset(
+    ("_RecordFunctionFast", "_record_function_enter", "_record_function_enter_new")
+)
 
 if TYPE_CHECKING:
     from torch._C._autograd import _KinetoEvent, _ProfilerResult
@@ -357,12 +361,14 @@ class Profiler:
     over_count: ClassVar[int] = 0
 
     def __init__(self, *, below_torch: bool = False) -> None:
+        #: Whether the session records calls of Python.
+        self.has_calls = _paths_are_text() and not _a_pool_was_traced()
         front_end: Any = _FRONT_END(
             use_cpu=True,
             use_kineto=True,
             record_shapes=True,
             profile_memory=True,
-            with_stack=_paths_are_text() and not _a_pool_was_traced(),
+            with_stack=self.has_calls,
         )
         self._profile_function = _ProfileFunction()
         self._config = front_end.config()

@@ -29,6 +29,7 @@ from pytest_torchmem.values.trace import (
     OVERLOAD,
     TENSOR,
     EventKind,
+    Scope,
 )
 
 
@@ -92,10 +93,12 @@ class Seam:
     """One end of a session that was cut there, as rows of its events.
 
     ``own`` is the call that cuts, and ``around`` are the calls around that, the innermost first.
+    ``ranges`` are annotations that it closed, or opened again, in the order in which they began.
     """
 
     own: int
     around: tuple[int, ...]
+    ranges: tuple[int, ...] = ()
 
 
 LateLines: TypeAlias = list[tuple[NDArray[np.int32], NDArray[np.int32]]]
@@ -176,6 +179,20 @@ def seam_at(events: NDArray[np.void], row: int, name: int) -> Seam:
     cutting = [place for place, row in enumerate(above) if events["name"][row] == name]
     own = cutting[0] if cutting else 0
     return Seam(above[own], tuple(above[own + 1 :]))
+
+
+def ranges_at(events: NDArray[np.void], seam: Seam, cut: int, *, is_end: bool) -> tuple[int, ...]:
+    """Return the annotations that were open at a seam; ``cut`` is the name of its own events.
+
+    Torch has each within the call that opened it, with the time at which it was closed.
+    """
+    rows = np.flatnonzero((events["scope"] == Scope.OTHER) & (events["name"] != cut))
+    if is_end:
+        begin_ns = events["start_ns"][seam.own]
+        rows = rows[(events["start_ns"][rows] < begin_ns) & (events["end_ns"][rows] >= begin_ns)]
+    else:
+        rows = rows[(rows > seam.own) & (rows < events["end"][seam.own])]
+    return tuple(rows[np.argsort(events["start_ns"][rows], kind="stable")].tolist())
 
 
 def joined(parts: list[Tables], *, last: bool = False) -> Tables:
@@ -278,6 +295,8 @@ class _NewRows:
         if self._seams and (around := self._seams[0].around):
             self.trunk = around[-1], int(part.events["end"][around[-1]])
         self.trunk_start = 0
+        # The new row of each annotation that is opened again at its beginning.
+        self._ranges: dict[int, int] = {}
 
     def number(self, low: int, high: int, start: int) -> int:
         """Number those rows of a range that stay, from ``start`` on; return the next number."""
@@ -297,6 +316,15 @@ class _NewRows:
             above = self.part.events["parent"][within.start]
             function = self._stands[above] if above >= 0 else -1
             self._stands[within] = np.where(self.rows[within] < 0, function, self.rows[within])
+        if self._before is not None and self.part.began is not None:
+            self._ranges = dict(
+                zip(self.part.began.ranges, self._before.open_ranges(), strict=False)
+            )
+
+    def open_ranges(self) -> list[int]:
+        """Return the new rows of the annotations that are open at the session's end."""
+        rows = self.part.ended.ranges if self.part.ended is not None else ()
+        return [self._ranges.get(row, int(self.rows[row])) for row in rows]
 
     def _own(self) -> list[slice]:
         ends = self.part.events["end"]
@@ -324,6 +352,8 @@ class _NewRows:
                 column[self._stands[around]] = self.trunk_start + in_trunk
             elif name == "end_ns":
                 column[self._stands[around]] = values[around]
+        if name == "end_ns":
+            column[list(self._ranges.values())] = values[list(self._ranges)]
 
     def lengthen(self, ends: NDArray[np.int32]) -> None:
         """Have functions of C that were running last as long as what they called."""

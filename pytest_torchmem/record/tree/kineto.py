@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import compress, count
 from typing import Final
@@ -24,7 +25,14 @@ from pytest_torchmem.record.tree.event_tree import (
     read_tree,
     times_of,
 )
-from pytest_torchmem.record.tree.growing_tables import LateLines, Seam, StringTable, Tables, seam_at
+from pytest_torchmem.record.tree.growing_tables import (
+    LateLines,
+    Seam,
+    StringTable,
+    Tables,
+    ranges_at,
+    seam_at,
+)
 from pytest_torchmem.record.tree.mentions import InputShapes, InputSizes, Mentions
 from pytest_torchmem.record.tree.python_calls import Cuts, Gap, PythonCalls, find_gaps
 from pytest_torchmem.values.packed import Table
@@ -194,6 +202,10 @@ class TreeReader:
         seams = [seam_at(events, row, cutting) for row in cuts]
         began = seams[0] if seams and self._was_cut else None
         ended = seams[-1] if seams and is_cut else None
+        if began is not None:
+            began = replace(began, ranges=ranges_at(events, began, cut, is_end=False))
+        if ended is not None:
+            ended = replace(ended, ranges=ranges_at(events, ended, cut, is_end=True))
         self._was_cut = is_cut
         text_of = dict(zip(np.flatnonzero(are_calls(events["kind"])).tolist(), texts, strict=True))
         # If a function was already running, its text has the line at which it was then.
