@@ -12,10 +12,13 @@ from workloads_estimated_given import GIVEN
 from workloads_estimated_held import HELD
 from workloads_estimated_inside import INSIDE
 from workloads_estimated_more import MORE
+from workloads_estimated_text import TEXT
 from workloads_estimated_usual import USUAL
 from workloads_estimated_varied import VARIED
+from workloads_estimated_vision import VISION
+from workloads_estimated_ways import WAYS
 
-PROGRAMS = FIRST | MORE | USUAL | VARIED | FURTHER | HELD | INSIDE | GIVEN
+PROGRAMS = FIRST | MORE | USUAL | VARIED | FURTHER | HELD | INSIDE | GIVEN | VISION | TEXT | WAYS
 
 if __name__ == "__main__":
     compare(PROGRAMS, __file__, "Programs estimated, beside what they measure", apart=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -169,6 +170,63 @@ def test_a_leaf_that_nobody_can_replace_is_refused_in_words(held):
         estimate(step, backward=False)
     step()
     assert type(weight.grad) is torch.Tensor
+
+
+def known_by_tensor(weight: torch.Tensor) -> object:
+    return weight
+
+
+@pytest.mark.parametrize("key", [known_by_tensor, id])
+def test_an_optimizer_by_hand_knows_its_state_by_tensors_or_their_ids(key):
+    model, x = nn.Sequential(nn.Linear(128, 256), nn.Linear(256, 128)), torch.randn(64, 128)
+    momenta = {key(p): torch.zeros_like(p) for p in model.parameters()}
+    decayed = {key(p) for p in model.parameters() if p.dim() > 1}
+
+    def step() -> None:
+        model.zero_grad()
+        model(x).square().mean().backward()
+        with torch.no_grad():
+            for weight in model.parameters():
+                if key(weight) in decayed:
+                    weight.sub_(weight.matmul(weight.t()).matmul(weight))
+                # What this replaces is gone.
+                momenta[key(weight)] = 0.9 * momenta[key(weight)] + weight.grad
+                weight.sub_(momenta[key(weight)])
+
+    before = [*momenta], {*decayed}
+    assert abs(difference(step)) <= SCALARS
+    assert [*map(id, momenta)] == [*map(id, before[0])]
+    assert {*map(id, decayed)} == {*map(id, before[1])}
+
+
+def test_what_is_known_of_a_tensor_where_nobody_can_replace_it_is_refused_in_words():
+    model = nn.Linear(8, 8)
+    scales = types.MappingProxyType(dict.fromkeys(model.parameters(), 2.0))
+    with pytest.raises(EstimateError, match=r"looks up at test_\w+\.py:\d+ what it knows"):
+        estimate(lambda: [p * scales[p] for p in model.parameters()], backward=False)
+    with pytest.raises(KeyError, match="nobody's"):
+        estimate(lambda: scales["nobody's"], backward=False)
+
+
+class Averages:
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.first, self.others = weight, [weight.clone(), weight.clone()]
+
+
+def test_what_a_program_replaces_is_gone_wherever_it_held_it():
+    x, held, pair = torch.randn(256, 256), Averages(torch.zeros(256, 256)), {"both": None}
+    pair["both"] = torch.zeros(256, 256), torch.zeros(256, 256)
+    last = torch.zeros(256, 256)
+
+    def step() -> None:
+        nonlocal last
+        held.first = held.first * 0.9 + x
+        held.others[1] = held.others[1] * 0.9 + x
+        pair["both"] = tuple(old * 0.9 + x for old in pair["both"])
+        last = last * 0.9 + x
+
+    assert abs(difference(step)) <= SCALARS
+    assert {type(t) for t in (held.first, *held.others, *pair["both"], last)} == {torch.Tensor}
 
 
 # For CUDA, the numbers of a simulated H100 without cuBLAS's workspaces.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.func import grad, vmap
 from torch.nn import functional
 
 from pytest_torchmem import estimate
@@ -86,3 +87,15 @@ def test_attention_of_16_bits_with_a_mask_is_an_interval():
 
     result = estimate(program, device="cuda", backward=False)
     assert largest_possible(result.run) > result.peak.total * 1.05
+
+
+def test_a_tensor_within_a_transform_is_moved_as_any_other():
+    def loss_of(row):
+        return row.to("cpu", torch.float64).square().sum()
+
+    x = torch.randn(16, 64)
+    here, there = (
+        estimate(lambda: vmap(grad(loss_of))(x), device=device, backward=False).peak.total
+        for device in ("cpu", "cuda")
+    )
+    assert abs(there - here) <= SCALARS

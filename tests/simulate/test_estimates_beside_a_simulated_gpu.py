@@ -84,3 +84,21 @@ def test_the_cpu_stands_for_a_gpu(program, monkeypatch):
     monkeypatch.setattr(fake_tensors, "lacks_device", lambda kind: kind == "cuda")
     estimated = estimate(step, backward=False, device="cuda").peak.total
     assert abs(estimated - peak.total + peak.at_peak[Category.WORKSPACE]) <= SCALARS
+
+
+def test_the_rules_of_fake_tensors_run_in_the_thread_of_a_gpu_that_is_there(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    model, x = nn.Linear(64, 64).to("cuda"), torch.randn(32, 64, device="cuda")
+
+    def step():
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    # Some rules are other operators, which run once in a process.
+    fake_tensors.FakeTensorMode.cache_clear()
+    estimated = estimate(step, backward=False).peak.total
+    step()
+    with measure(device="cuda") as window:
+        step()
+    peak = window.result.peak
+    assert abs(estimated - peak.total + peak.at_peak[Category.WORKSPACE]) <= SCALARS

@@ -22,6 +22,10 @@ _ADVICE = (
     "as a plain argument, or measure it with pytest_torchmem.measure"
 )
 
+_UNKNOWN_KEY = (
+    "the program looks up{} what it knows of a tensor, and knows it where nobody can replace the "
+    "tensor; let it know that by a name, or measure with pytest_torchmem.measure"
+)
 _OTHER_DEVICE = (
     "this torch is built without that device; make tensors on the device of the inputs and give "
     "the device to estimate"
@@ -98,6 +102,10 @@ def explained() -> Iterator[None]:
             f"an operator{_where(error)} has no rule for fake tensors ({error}); register one with "
             "torch.library.register_fake, or measure with pytest_torchmem.measure"
         ) from error
+    except KeyError as error:
+        if not isinstance(error.args[0], fake_tensors.FakeTensor):
+            raise
+        raise EstimateError(_UNKNOWN_KEY.format(_where(error))) from error
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         if any(text in str(error) for text in _FOUND_SEVERAL_DEVICES):
             raise SeveralDevicesError(f"{error}{_where(error)}; {_SEVERAL_DEVICES}") from error

@@ -133,7 +133,7 @@ def _recorded(
         stack.callback(fakes.restore)
         stack.enter_context(explained())
         patches = stack.enter_context(Installed())
-        stack.enter_context(refused_in_other_threads(patches, fakes.mode))
+        threads = stack.enter_context(refused_in_other_threads(patches, fakes.mode))
         notes: set[str] = set()
         _put_in_place(patches, notes, shown, runs_on)
         if shown.type == "cuda" and runs_on != shown:
@@ -148,7 +148,8 @@ def _recorded(
         stack.enter_context(fakes.mode)
         made = _optimizer_for(program.optimizer, found)
         program = replace(program, args=args, kwargs=kwargs, optimizer=made)
-        recorder = _run(program, fakes, found, None if runs_on == shown else (shown, runs_on))
+        stand_in = None if runs_on == shown else (shown, runs_on)
+        recorder = _run(program, fakes, found, threads, stand_in)
         graph, lifetimes = recorder.recorded
     notes |= recorder.notes | fakes.values.notes | _notes(shown, runs_on, graph, program, found)
     named = _on_device(graph, runs_on, shown)
@@ -178,15 +179,25 @@ def _put_in_place(
 
 def _substituted(fakes: Substitution, found: Reachable, program: Program) -> Any:
     """The arguments with fake tensors; what the program reaches otherwise is changed in place."""
-    for _, module in found.modules.values():
+    modules = [module for _, module in found.modules.values()]
+    for module in modules:
         fakes.in_module(module)
     for optimizer in found.optimizers.values():
         fakes.in_optimizer(optimizer)
-    return fakes.in_tree((tuple(program.args), dict(program.kwargs)))
+    given = fakes.in_tree((tuple(program.args), dict(program.kwargs)))
+    for holder in (*found.holders, *held_by_modules(modules)):
+        fakes.in_keys(holder)
+    for holder in found.holders:
+        fakes.note_held(holder)
+    return given
 
 
 def _run(
-    program: Program, fakes: Substitution, found: Reachable, stand_in: _StandIn
+    program: Program,
+    fakes: Substitution,
+    found: Reachable,
+    threads: set[int],
+    stand_in: _StandIn,
 ) -> FakeRunRecorder:
     """Run the program once, or a second time where the first makes an optimizer's state."""
     # By now the modules hold the fakes, so these have the modules' paths.
@@ -197,6 +208,7 @@ def _run(
         fakes.captured,
         names,
         fakes.values,
+        threads,
         leaves_are_parameters=not of_parameters,
     )
     if program.optimizer is not None:

@@ -65,9 +65,9 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
     """Records every operator that runs while it is entered inside a `FakeTensorMode`.
 
     ``fake_of`` turns a real tensor into the fake that stands for it, whose values ``values`` may
-    know; ``module_names`` has the paths of modules by ``id``; ``leaves_are_parameters`` says that
-    there is no module whose parameters they would be; ``stand_in`` is a device that is not there
-    and the one that stands for it.
+    know; ``module_names`` has the paths of modules by ``id``; ``threads`` gets those in which it is
+    entered; ``leaves_are_parameters`` says that there is no module whose parameters they would be;
+    ``stand_in`` is a device that is not there and the one that stands for it.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         fake_of: Callable[[torch.Tensor], torch.Tensor],
         module_names: dict[int, str],
         values: KnownValues,
+        threads: set[int],
         *,
         leaves_are_parameters: bool,
         stand_in: tuple[torch.device, torch.device] | None = None,
@@ -87,6 +88,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self.notes: set[str] = set()
         self._fake_of = fake_of
         self._values = values
+        self._threads = threads
         self._ledger = Ledger(self._note_end_of_backward)
         self.given = Given(self._ledger)
         self._nodes: list[StaticNode] = []
@@ -201,7 +203,8 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         """
         made = plain(tensor, *to, **how)
         moves = to or how.get("device") is not None
-        number = self._ledger.number(tensor) if moves else None
+        follows = moves and not autograd.is_wrapper(tensor)
+        number = self._ledger.number(tensor) if follows else None
         if number is None or tensor.requires_grad:
             return made
         below, waiting = {number}, [number]
@@ -226,6 +229,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         kwargs: dict[str, Any] | None = None,
     ) -> object:
         kwargs = kwargs or {}
+        self._threads.add(threading.get_ident())
         if getattr(func, "namespace", "") == "prim":
             # A question such as which device a tensor is on: nothing is read, and C++ that asks it
             # has no way for an error.

@@ -95,15 +95,19 @@ _Dispatch = Callable[..., object]
 @contextlib.contextmanager
 def refused_in_other_threads(
     patches: Installed, mode: fake_tensors.FakeTensorMode
-) -> Iterator[None]:
-    """Raise `EstimateError` where another thread has worked on fake tensors of ``mode``."""
-    thread, seen = threading.get_ident(), threading.Event()
+) -> Iterator[set[int]]:
+    """Raise `EstimateError` where another thread has worked on fake tensors of ``mode``.
+
+    Yield the threads in which a mode records: autograd's of a device that is there becomes one.
+    """
+    recording, seen = {threading.get_ident()}, threading.Event()
 
     def refusing(plain: _Dispatch) -> object:
         def dispatched(
             func: object, types: object, args: object = (), kwargs: object = None
         ) -> object:
-            if threading.get_ident() != thread and fake_tensors.has_any_of(mode, (args, kwargs)):
+            elsewhere = threading.get_ident() not in recording
+            if elsewhere and fake_tensors.has_any_of(mode, (args, kwargs)):
                 seen.set()
             return plain(func, types, args, kwargs)
 
@@ -111,7 +115,7 @@ def refused_in_other_threads(
 
     patches.replace(fake_tensors.ELSEWHERE, refusing)
     try:
-        yield
+        yield recording
     except Exception as error:
         if not seen.is_set() or isinstance(error, EstimateError):
             raise
