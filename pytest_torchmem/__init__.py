@@ -12,36 +12,25 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Category": "pytest_torchmem.values.contributors",
-    "Explanation": "pytest_torchmem.analysis.storages.explanation",
-    "LimitError": "pytest_torchmem.values.errors",
-    "RankResults": "pytest_torchmem.analysis.judge.rank_results",
-    "Region": "pytest_torchmem.measuring.body_measurement",
-    "Result": "pytest_torchmem.values.results",
-    "StorageClaim": "pytest_torchmem.analysis.storages.explanation",
-    "Torchmem": "pytest_torchmem.plugin.item.fixture",
-    "TorchmemError": "pytest_torchmem.values.errors",
-    "analyze": "pytest_torchmem.measuring.export",
-    "estimate": "pytest_torchmem.measuring.estimate",
-    "estimate_graph": "pytest_torchmem.measuring.estimate",
-    "estimate_pair": "pytest_torchmem.measuring.estimate",
-    "export_chrome_trace": "pytest_torchmem.measuring.export",
-    "export_memory_snapshot": "pytest_torchmem.measuring.export",
-    "export_memory_timeline": "pytest_torchmem.measuring.export",
-    "export_stacks": "pytest_torchmem.measuring.export",
-    "gather_ranks": "pytest_torchmem.measuring.saving",
-    "load_ranks": "pytest_torchmem.measuring.saving",
-    "load_results": "pytest_torchmem.measuring.saving",
-    "load_snapshot": "pytest_torchmem.store.snapshots",
-    "load_trace": "pytest_torchmem.store.traces",
-    "measure": "pytest_torchmem.measuring.block",
-    "read_events": "pytest_torchmem.measuring.events",
-    "save_results": "pytest_torchmem.measuring.saving",
-    "GiB": "pytest_torchmem.values.units",
-    "KiB": "pytest_torchmem.values.units",
-    "MiB": "pytest_torchmem.values.units",
+_NAMES = {
+    "analysis.judge.rank_results": "RankResults",
+    "analysis.storages.explanation": "Explanation StorageClaim",
+    "measuring.block": "measure",
+    "measuring.body_measurement": "Region",
+    "measuring.estimate": "estimate estimate_graph estimate_pair",
+    "measuring.events": "read_events",
+    "measuring.export": "analyze export_chrome_trace export_memory_snapshot export_memory_timeline "
+    "export_stacks",
+    "measuring.saving": "gather_ranks load_ranks load_results save_results",
+    "plugin.item.fixture": "Torchmem",
+    "store.snapshots": "load_snapshot",
+    "store.traces": "load_trace",
+    "values.contributors": "Category",
+    "values.errors": "LimitError TorchmemError",
+    "values.results": "Result",
+    "values.units": "GiB KiB MiB",
 }
+_HOME = {name: f"{__name__}.{room}" for room, names in _NAMES.items() for name in names.split()}
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.judge.rank_results import RankResults

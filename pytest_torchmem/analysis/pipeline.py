@@ -13,27 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.caching_allocator import Requests
+from pytest_torchmem.analysis.events import op_tree
 from pytest_torchmem.analysis.events.device_queue import DeviceQueue, find_device_queue
-from pytest_torchmem.analysis.events.op_tree import (
-    OpTree,
-    build_op_tree,
-    out_of_memory_ranks,
-    running_at,
-)
+from pytest_torchmem.analysis.events.op_tree import OpTree
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
 from pytest_torchmem.analysis.judge.differences import differences
 from pytest_torchmem.analysis.judge.holders import LeftBehind
+from pytest_torchmem.analysis.storages import explanation
 from pytest_torchmem.analysis.storages.attribution import Attribution
 from pytest_torchmem.analysis.storages.categories import Decisions, decide
 from pytest_torchmem.analysis.storages.evidence import RankWindow
-from pytest_torchmem.analysis.storages.explanation import (
-    Explanation,
-    OwnPass,
-    in_order,
-    named_category,
-    row_at,
-    with_own_passes,
-)
+from pytest_torchmem.analysis.storages.explanation import Explanation, OwnPass
 from pytest_torchmem.analysis.storages.measured_facts import MeasuredFacts
 from pytest_torchmem.analysis.storages.storages import (
     BEFORE,
@@ -112,7 +102,7 @@ class MemoryProfile(GpuQuestions):
         if not self.passes:
             return decide(self.recording, len(self.storages))
         plain = replace(self, window=self.whole, passes=())
-        return with_own_passes(self.passes, plain.decisions, plain.explain())
+        return explanation.with_own_passes(self.passes, plain.decisions, plain.explain())
 
     @property
     def failed_passes(self) -> tuple[str, ...]:
@@ -154,12 +144,13 @@ class MemoryProfile(GpuQuestions):
 
         Raises `MarkerError` for another category or moment.
         """
-        wanted = named_category(category)
+        wanted = explanation.named_category(category)
         rows = np.flatnonzero(self.evidence.counted)
         if at is not None:
             timeline, ranks = self._timeline
             rows = live_at(
-                self.evidence, float(ranks[row_at(timeline.times_ns, timeline.peak_row, at)])
+                self.evidence,
+                float(ranks[explanation.row_at(timeline.times_ns, timeline.peak_row, at)]),
             )
         if wanted is not None:
             rows = rows[self.labels[rows] == wanted.column]
@@ -175,7 +166,7 @@ class MemoryProfile(GpuQuestions):
             )
             for row in rows.tolist()
         )
-        return in_order(explanations, wanted, module)
+        return explanation.in_order(explanations, wanted, module)
 
     @cached_property
     def peak(self) -> Peak:
@@ -400,12 +391,12 @@ class MemoryProfile(GpuQuestions):
     @property
     def running_at_peak(self) -> tuple[Span, ...]:
         """The annotations and operators that were running when the footprint was largest."""
-        return running_at(self.tree, self._peak_rank)
+        return op_tree.running_at(self.tree, self._peak_rank)
 
     @cached_property
     def out_of_memory(self) -> tuple[tuple[Contributor, ...], ...]:
         """For each time the allocator ran out of memory what was live then, largest first."""
-        return tuple(self._live_at(float(rank)) for rank in out_of_memory_ranks(self.tree))
+        return tuple(self._live_at(float(rank)) for rank in op_tree.out_of_memory_ranks(self.tree))
 
     def __sub__(self, before: MemoryProfile) -> tuple[Difference, ...]:
         """Return the growth from the other's peak to this one, the largest contributor first."""
@@ -511,7 +502,7 @@ def analyze_trace(
     if device is not None and device not in trace.devices:
         seen = ", ".join(trace.devices) or "none"
         raise TraceError(f"the trace has no allocations on {device}; it has: {seen}")
-    tree = build_op_tree(trace)
+    tree = op_tree.build_op_tree(trace)
     ranks = tree.mark_ranks
     stops = ranks[trace.marks["kind"] == MarkKind.STOP]
     end = float(stops[-1]) if len(stops) else float(len(trace.events))

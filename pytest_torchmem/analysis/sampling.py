@@ -30,6 +30,7 @@ from pytest_torchmem.values.picture import (
     StorageBlock,
     Track,
 )
+from pytest_torchmem.values.static_graph import summed_by_row
 from pytest_torchmem.values.trace import EventKind, MarkKind
 
 BLOCKS: Final = 1000
@@ -71,19 +72,10 @@ class StorageLives:
     def levels(
         self, rows: NDArray[np.int64], places: NDArray[np.int64], *, count: bool = False
     ) -> NDArray[np.int64]:
-        """Return the bytes, or the ``count``, of some storages at each of the rows: int64.
-
-        Four rows and two storages of 8 and 5 bytes, live at rows 0 and 1, and from row 1 on::
-
-            first [0, 1]    after [2, 4]
-            changes         [+8, +5, -8, 0, -5]
-            levels          [8, 13, 5, 5]
-        """
+        """Return the bytes, or the ``count``, of some storages at each of the rows: int64."""
         amounts = np.ones(len(places), np.int64) if count else self.sizes[places]
-        changes = np.zeros(len(rows) + 1, np.int64)
-        np.add.at(changes, np.searchsorted(rows, self.begins[places]), amounts)
-        np.add.at(changes, np.searchsorted(rows, self.ends[places]), -amounts)
-        return np.cumsum(changes)[:-1]
+        first = np.searchsorted(rows, self.begins[places])
+        return summed_by_row(first, np.searchsorted(rows, self.ends[places]), amounts, len(rows))
 
 
 @dataclass(slots=True)

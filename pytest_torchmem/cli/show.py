@@ -12,21 +12,11 @@ from typing import Final
 
 from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.analysis.storages.explanation import PEAK, Explanation, OwnPass
-from pytest_torchmem.cli.inputs import (
-    Measurements,
-    Recording,
-    read_measurements,
-    recording_kind,
-    windows_of,
-)
+from pytest_torchmem.cli import inputs
+from pytest_torchmem.cli.inputs import Measurements, Recording
 from pytest_torchmem.measuring.events import read_events
-from pytest_torchmem.report.text.tables import (
-    ANY_WIDTH,
-    aligned,
-    largest,
-    live_table,
-    timeline_lines,
-)
+from pytest_torchmem.report.text import tables
+from pytest_torchmem.report.text.tables import ANY_WIDTH
 from pytest_torchmem.report.text.terminal import holder_lines
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.baseline import BaselineEntry
@@ -46,7 +36,7 @@ def table(measurements: Measurements) -> str:
     for (key, entry), size in zip(ranked, sizes, strict=True):
         name = f"{key} on {key.environment}" if several else str(key)
         window = measurements.windows.get(key)
-        told = [f"({largest(entry.at_peak, 3)})", window.status if window else ""]
+        told = [f"({tables.largest(entry.at_peak, 3)})", window.status if window else ""]
         lines.append(f"{size:>{wide}}  {name}  {', '.join(filter(None, told))}")
     environments = "; ".join(measurements.environments)
     windows = measurements.windows.values()
@@ -72,14 +62,14 @@ def details(
         lines += _figures(entry)
         lines += [f"  note: {note}" for note in window.result.notes] if window else []
         if window and window.picture:
-            drawn = timeline_lines(window.picture, width, plain)
+            drawn = tables.timeline_lines(window.picture, width, plain)
             lines += ["", "footprint, change by change:", *drawn]
         if entry.live:
             lines += ["", "largest, each at its category's own peak, as shares of the peak:"]
-            lines += live_table(entry.live, room, entry.total)
+            lines += tables.live_table(entry.live, room, entry.total)
         if entry.retained_live:
             lines += ["", "retained at the end:"]
-            lines += live_table(entry.retained_live, room, entry.retained.total)
+            lines += tables.live_table(entry.retained_live, room, entry.retained.total)
         lines += holder_lines(window.result.retained.holders) if window else []
         blocks.append("\n".join(lines))
     return "\n\n\n".join(blocks)
@@ -91,16 +81,16 @@ def operators(path: Path, pattern: str) -> str:
     Of a stored trace it is the table of all calls, and what held the GPU up. Raises `ReportError`
     where no such measurement has a timeline.
     """
-    if recording_kind(path) is Recording.TRACE:
+    if inputs.recording_kind(path) is Recording.TRACE:
         profile = analyze_trace(load_trace(path))
         events = read_events(profile)
         blocks = [*_running(profile.running_at_peak), "", events.table("self_allocated_bytes", 40)]
         kernels = len(events.metrics.queue.entry_depth)
         return "\n".join([*blocks, *([events.optimizable(3)] if kernels else [])])
-    run = read_measurements(path, unjudged=True).run
+    run = inputs.read_measurements(path, unjudged=True).run
     found = [
         "\n".join([str(key), *_running(window.picture.running), *_uses(window.picture.operators)])
-        for key, window in (windows_of(run, unjudged=True) if run else ())
+        for key, window in (inputs.windows_of(run, unjudged=True) if run else ())
         if pattern in str(key) and window.picture and window.picture.operators
     ]
     if not found:
@@ -121,7 +111,7 @@ def _uses(uses: Sequence[OperatorUse]) -> list[str]:
         sizes = format_size(use.allocated_bytes), format_size(use.at_peak_bytes)
         rows.append((use.operator, use.calls, own, *sizes))
     headers = ["operator", "calls", "own time", "allocated", "live at the peak"]
-    return ["", "operators that allocated:", *aligned(rows, headers, "lrrrr")]
+    return ["", "operators that allocated:", *tables.aligned(rows, headers, "lrrrr")]
 
 
 def _figures(entry: BaselineEntry) -> Iterator[str]:
@@ -150,7 +140,7 @@ def explanations(
     ``at`` is ``"peak"`` or a time in milliseconds, as the columns show it. ``passes`` are category
     passes of the user: ``conftest.py:kv_cache``. Raises `TraceError` and `MarkerError`.
     """
-    if path.exists() and recording_kind(path) is not Recording.TRACE:
+    if path.exists() and inputs.recording_kind(path) is not Recording.TRACE:
         raise TraceError(
             f"{path} is no recording, and only a recording knows each storage: keep one with "
             "torchmem.save_trace(path) in the test"
@@ -187,7 +177,7 @@ def _moment(at: str) -> int | str:
 
 def explanations_text(found: Sequence[Explanation]) -> str:
     """Return a table with a line for each storage, and their sum; times are in milliseconds."""
-    lines = aligned([_row(explanation) for explanation in found], _HEADERS, "rrr")
+    lines = tables.aligned([_row(explanation) for explanation in found], _HEADERS, "rrr")
     total = format_size(sum(e.storage.size_bytes for e in found))
     return "\n".join(
         [*lines, f"{counted(len(found), 'storage')}, {total} together; times in milliseconds"]

@@ -18,14 +18,8 @@ from pytest_torchmem.analysis.estimated.static import (
     made_by_operator,
 )
 from pytest_torchmem.record.devices import named_device
+from pytest_torchmem.record.fake import fx_graphs
 from pytest_torchmem.record.fake.fake_run import Program, record_fake_run
-from pytest_torchmem.record.fake.fx_graphs import (
-    devices_of,
-    is_program,
-    read_graph,
-    read_pair,
-    with_fx_nodes,
-)
 from pytest_torchmem.values.errors import (
     DeviceNameError,
     EstimateError,
@@ -68,7 +62,7 @@ def estimate(
     calls an operator that has no rule for fake ones, `MarkerError` for an argument without meaning
     and `DeviceNameError` for such a device. What the program itself raises comes out as it is.
     """
-    if is_program(module_or_fn) and not args and not kwargs:
+    if fx_graphs.is_program(module_or_fn) and not args and not kwargs:
         return estimate_graph(module_or_fn, device=device)
     _require_program(module_or_fn, backward, optimizer)
     name = _device_name(device)
@@ -95,8 +89,10 @@ def estimate_graph(
     nodes carry fake tensors. ``device`` defaults to the one that holds most. Raises
     `EstimateError`.
     """
-    read, name = read_graph(graph), _device_name(device)
-    releasable = made_by_operator if is_releasable is None else with_fx_nodes(graph, is_releasable)
+    read, name = fx_graphs.read_graph(graph), _device_name(device)
+    releasable = (
+        made_by_operator if is_releasable is None else fx_graphs.with_fx_nodes(graph, is_releasable)
+    )
     lifetimes = lifetimes_by_last_use(read, releasable)
     return _result(StaticRun(read, lifetimes, _device_of([read], name)))
 
@@ -107,7 +103,7 @@ def estimate_pair(forward: object, backward: object, device: str | None = None) 
     What the forward saved lives until its last use in the backward; see `estimate_graph` for the
     rest.
     """
-    graphs = read_pair(forward, backward)
+    graphs = fx_graphs.read_pair(forward, backward)
     return _result(join_pair(*graphs, _device_of(graphs, _device_name(device))))
 
 
@@ -117,7 +113,7 @@ def _require_program(program: object, backward: object, optimizer: object) -> No
         raise MarkerError(f"estimate needs a module or a function, got {_shown(program)}")
     if isinstance(program, type) and hasattr(program, "forward"):
         raise MarkerError(f"estimate needs a module, got its class {program.__name__}")
-    if is_program(program) and not hasattr(program, "forward"):
+    if fx_graphs.is_program(program) and not hasattr(program, "forward"):
         raise MarkerError("estimate takes no arguments for a graph: its inputs are part of it")
     called = getattr(program, "forward", program)
     if (
@@ -181,13 +177,13 @@ def _shown(value: object) -> str:
 
 def _device_of(graphs: Sequence[StaticGraph], device: str | None) -> str:
     if device is None:
-        return next(iter(devices_of(graphs)), "cpu")
+        return next(iter(fx_graphs.devices_of(graphs)), "cpu")
     return device if ":" in device or device == "cpu" else f"{device}:0"
 
 
 def _result(run: StaticRun) -> Estimate:
     """The run's result; a reading of nothing at all is an error, as no limit could fail on it."""
-    devices = devices_of([run.graph])
+    devices = fx_graphs.devices_of([run.graph])
     if not devices:
         raise EstimateError(
             "the program makes and reads no tensor, so there is nothing to estimate; what it works "

@@ -8,18 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 
+from pytest_torchmem.analysis.events import metrics
 from pytest_torchmem.analysis.events.averages import Average, find_averages
 from pytest_torchmem.analysis.events.calls import CallList, list_calls
-from pytest_torchmem.analysis.events.metrics import (
-    Event,
-    EventMetrics,
-    MemoryEvent,
-    find_labels,
-    find_memory_events,
-    find_metrics,
-    make_events,
-    rank_events,
-)
+from pytest_torchmem.analysis.events.metrics import Event, EventMetrics, MemoryEvent
 from pytest_torchmem.analysis.events.op_tree import OpTree, build_op_tree
 from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.report.text.event_tables import averages_table, optimizable_text
@@ -65,7 +57,7 @@ class Events:
 
         Those of ``BasicEvaluation`` in ``torch/profiler/_utils.py`` up to torch 2.13.
         """
-        return find_metrics(self.tree)
+        return metrics.find_metrics(self.tree)
 
     def depth_first(self) -> Iterator[Event]:
         """Yield each event before those within it, as ``torch.profiler._utils.traverse_dfs``."""
@@ -80,7 +72,7 @@ class Events:
 
         ``BasicEvaluation.rank_events`` and ``get_optimizable_events``; `optimizable` has the text.
         """
-        rows = rank_events(self.tree, self.metrics)[:length]
+        rows = metrics.rank_events(self.tree, self.metrics)[:length]
         return tuple(self._all[row] for row in rows.tolist())
 
     def optimizable(self, length: int = 1) -> str:
@@ -89,7 +81,7 @@ class Events:
 
     @cached_property
     def _all(self) -> list[Event]:
-        return make_events(self.tree, self.metrics)
+        return metrics.make_events(self.tree, self.metrics)
 
     @cached_property
     def calls(self) -> CallList:
@@ -142,12 +134,12 @@ class Events:
     @cached_property
     def memory(self) -> tuple[MemoryEvent, ...]:
         """Every allocation, free and failed allocation, with its operator and labels, in order."""
-        return find_memory_events(self.tree)
+        return metrics.find_memory_events(self.tree)
 
     @cached_property
     def labels(self) -> tuple[Span, ...]:
         """The ``record_function`` labels and the steps of ``profile.step()``, in order."""
-        return tuple(find_labels(self.tree))
+        return tuple(metrics.find_labels(self.tree))
 
     @property
     def own_cost_ns(self) -> int:

@@ -13,15 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pytest_torchmem.analysis.judge.rank_results import RankResults
+from pytest_torchmem.store import run_reports
 from pytest_torchmem.store.baselines import entry_key, portable
 from pytest_torchmem.store.files import write_report
-from pytest_torchmem.store.run_reports import (
-    RunReport,
-    path_of_rank,
-    read_run,
-    render_run,
-    stamped,
-)
+from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.errors import RankError, RecordingError
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.measured import MeasuredTest, Rank, unjudged
@@ -64,15 +59,15 @@ def write_windows(
     from pytest_torchmem.record.environment import current_rank, environment  # reads without torch
 
     rank, folder, reports = current_rank(), Path.cwd(), []
-    place = path_of_rank(path, rank)
+    place = run_reports.path_of_rank(path, rank)
     for name, windows in tests:
         kept = (
             replace(unjudged(portable(result, folder), picture), key=entry_key(name, result.name))
             for result, picture in windows
         )
         reports.append(MeasuredTest(name, "", environment(windows[0][0].device), tuple(kept)))
-    run = stamped(RunReport(tuple(reports)), folder, rank)
-    write_report(place, render_run(run))
+    run = run_reports.stamped(RunReport(tuple(reports)), folder, rank)
+    write_report(place, run_reports.render_run(run))
     return place
 
 
@@ -82,7 +77,7 @@ def load_results(path: str | os.PathLike[str]) -> dict[str, Result]:
     A file that ``--torchmem-report`` wrote has the results of tests, by node id. Raises
     `ReportError` where there is no such file, or it is damaged.
     """
-    return _results(read_run(Path(path)))
+    return _results(run_reports.read_run(Path(path)))
 
 
 def _results(run: RunReport) -> dict[str, Result]:
@@ -106,7 +101,7 @@ def load_ranks(paths: Paths, name: str = "") -> RankResults:
     Raises `ReportError` for a file that cannot be read, and `RankError` when the files are not
     those of all ranks of one job, each once.
     """
-    runs = {path: read_run(path) for path in _files(paths)}
+    runs = {path: run_reports.read_run(path) for path in _files(paths)}
     by_rank: dict[int, Path] = {}
     for path, run in runs.items():
         if run.rank.number in by_rank:

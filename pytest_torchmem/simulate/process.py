@@ -13,15 +13,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.simulate import GPU_VARIABLE
+from pytest_torchmem.simulate import GPU_VARIABLE, torch_builds
 from pytest_torchmem.simulate.gpus import Gpu, parse_gpu
-from pytest_torchmem.simulate.torch_builds import (
-    CHECKED,
-    MACHINES,
-    TorchBuild,
-    cache_folder,
-    cache_written,
-)
+from pytest_torchmem.simulate.torch_builds import CHECKED, MACHINES, TorchBuild
 from pytest_torchmem.values.errors import SimulationError
 
 _MOST_RANKS: Final = 1_000_000
@@ -72,11 +66,11 @@ class World:
         }
 
 
-@cache_written()
+@torch_builds.cache_written()
 def entry_point_folder() -> Path:
     """Return a folder for the import path; with it torch lets the rank join when it is loaded."""
     key = sha256((_METADATA + _ENTRY_POINT).encode()).hexdigest()[:12]
-    folder = cache_folder() / f"world-{key}"
+    folder = torch_builds.cache_folder() / f"world-{key}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as made:
@@ -115,7 +109,7 @@ def variables(
     """
     gpu = parse_gpu(text)
     folders = [str(built.site), *([str(entry_point_folder())] if world else [])]
-    compiled = cache_folder() / "compiled" / built.version
+    compiled = torch_builds.cache_folder() / "compiled" / built.version
     return {
         GPU_VARIABLE: text,
         # `runtime/devices.cpp` reads these.

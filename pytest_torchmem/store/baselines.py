@@ -13,15 +13,8 @@ from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import Final
 
-from pytest_torchmem.store.baseline_file import (
-    EntryError,
-    StoredEntries,
-    parse_file,
-    read_any,
-    read_file,
-    render,
-    text_of,
-)
+from pytest_torchmem.store import baseline_file
+from pytest_torchmem.store.baseline_file import EntryError, StoredEntries
 from pytest_torchmem.store.baseline_rows import (
     entry_lines,
     explains,
@@ -167,13 +160,13 @@ class BaselineStore:
             self._others[path] = None
             if path.exists():
                 with contextlib.suppress(BaselineError):
-                    self._others[path] = read_any(path)
+                    self._others[path] = baseline_file.read_any(path)
         return self._others[path]
 
     def _entries(self, path: Path, environment: Environment) -> StoredEntries:
         if path not in self._files:
             try:
-                self._files[path] = read_file(path, environment)
+                self._files[path] = baseline_file.read_file(path, environment)
             except BaselineError as error:
                 self._files[path] = error
         entries = self._files[path]
@@ -248,9 +241,9 @@ def changed_text(path: Path, environment: Environment, changes: FileChanges) -> 
     Entries that ``changes`` does not name stay as they are in the file, and so does their text
     unless it was of another format. A file without entries has no text.
     """
-    text = text_of(path)
-    lines, _ = _changed(path, parse_file(path, text, environment), changes)
-    return text, render(environment, lines)
+    text = baseline_file.text_of(path)
+    lines, _ = _changed(path, baseline_file.parse_file(path, text, environment), changes)
+    return text, baseline_file.render(environment, lines)
 
 
 def _changed(
@@ -295,12 +288,12 @@ def write_file(path: Path, environment: Environment, changes: FileChanges) -> No
     try:
         with locked(root_of(path, environment)):
             remove_litter(path.parent)
-            stored = parse_file(path, text_of(path), environment)
+            stored = baseline_file.parse_file(path, baseline_file.text_of(path), environment)
             lines, origins = _changed(path, stored, changes)
             # The numbers come last: origins without their numbers are not used, and an update that
             # is killed in between is made again.
             _put(origins_path(path), render_origins(origins))
-            _put(path, render(environment, lines))
+            _put(path, baseline_file.render(environment, lines))
     except OSError as error:
         raise BaselineError(
             f"the baseline {path} cannot be written ({error.strerror or error}); "

@@ -14,18 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.store.changed_lines import git_output
+from pytest_torchmem.values import json_values
 from pytest_torchmem.values.errors import ReportError
-from pytest_torchmem.values.json_values import (
-    OTHERWISE,
-    WRONG,
-    Json,
-    JsonFields,
-    parse_json,
-    read_fields,
-    read_text,
-    told_damage,
-    told_format,
-)
+from pytest_torchmem.values.json_values import OTHERWISE, WRONG, Json, JsonFields
 from pytest_torchmem.values.measured import (
     STATUSES,
     BaselineChange,
@@ -119,7 +110,7 @@ class RunReport(JsonFields):
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> RunReport:
         """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
-        return replace(read_fields(cls, data), rank=Rank.from_json(data))
+        return replace(json_values.read_fields(cls, data), rank=Rank.from_json(data))
 
 
 def render_run(run: RunReport) -> str:
@@ -142,11 +133,11 @@ def read_run(path: Path) -> RunReport:
 def read_json(path: Path) -> Json:
     """Return the JSON in a file. Raises `ReportError` where there is none."""
     try:
-        return parse_json(read_text(path))
+        return json_values.parse_json(json_values.read_text(path))
     except OSError as error:
         raise ReportError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, MemoryError) as error:
-        raise ReportError(f"{path} cannot be read: {told_damage(error)}") from None
+        raise ReportError(f"{path} cannot be read: {json_values.told_damage(error)}") from None
 
 
 def parse_run(data: object, name: str) -> RunReport:
@@ -156,11 +147,11 @@ def parse_run(data: object, name: str) -> RunReport:
     if "format" not in data:
         raise ReportError(f"{name} is damaged: it does not say its format")
     if data["format"] not in list(FORMATS):
-        raise ReportError(f"{name} {told_format(data['format'], FORMATS)}")
+        raise ReportError(f"{name} {json_values.told_format(data['format'], FORMATS)}")
     try:
         return RunReport.from_json(data)
     except WRONG as error:
-        raise ReportError(f"{name} is damaged: {told_damage(error)}") from None
+        raise ReportError(f"{name} is damaged: {json_values.told_damage(error)}") from None
 
 
 def merged(runs: Iterable[RunReport]) -> RunReport:

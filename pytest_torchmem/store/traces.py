@@ -17,21 +17,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_torchmem.values import json_values
 from pytest_torchmem.values.errors import TraceError, is_torchmem_error
-from pytest_torchmem.values.json_values import (
-    WRONG,
-    Json,
-    checked_numbers,
-    checked_object,
-    checked_text,
-    checked_texts,
-    checked_truth,
-    open_file,
-    told_damage,
-    whole,
-    whole_number,
-    whole_numbers,
-)
+from pytest_torchmem.values.json_values import WRONG, Json
 from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import (
     ALLOCATION,
@@ -91,7 +79,7 @@ _SIZES: Final = ("allocations", "tensors", "owners")
 def load_trace(path: str | os.PathLike[str]) -> Trace:
     """Read a trace that `Trace.save` wrote. Raises `TraceError` if the file is not one."""
     try:
-        with open_file(Path(path)) as file, zipfile.ZipFile(file) as archive:
+        with json_values.open_file(Path(path)) as file, zipfile.ZipFile(file) as archive:
             trace = _read(archive, path)
         _check(trace)
     except OSError as error:
@@ -100,7 +88,9 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
         raise TraceError(f"cannot read {path} as a trace: it is not one") from error
     except (*WRONG, EOFError, MemoryError, RuntimeError, zlib.error) as error:
         # zipfile has a RuntimeError for a file with a password.
-        reason = error if isinstance(error, zlib.error | EOFError) else told_damage(error)
+        reason = (
+            error if isinstance(error, zlib.error | EOFError) else json_values.told_damage(error)
+        )
         raise TraceError(f"cannot read {path} as a trace: it is damaged: {reason}") from error
     return trace
 
@@ -108,7 +98,7 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
 def _read(archive: zipfile.ZipFile, path: object) -> Trace:
     _check_sizes(archive)
     header = _header(_content(archive, _HEADER, np.dtype("u1")))
-    number = whole_number(header["format"])
+    number = json_values.whole_number(header["format"])
     if number not in _LAYOUTS:
         raise TraceError(f"{path} has trace format {header['format']}, this version reads {FORMAT}")
     tables = {
@@ -118,9 +108,9 @@ def _read(archive: zipfile.ZipFile, path: object) -> Trace:
     }
     return Trace(
         **tables,
-        strings=checked_texts(header["strings"]),
-        devices=checked_texts(header["devices"]),
-        meta=_checked_meta(checked_object(header["meta"])),
+        strings=json_values.checked_texts(header["strings"]),
+        devices=json_values.checked_texts(header["devices"]),
+        meta=_checked_meta(json_values.checked_object(header["meta"])),
     )
 
 
@@ -129,7 +119,9 @@ def _header(content: bytes) -> Mapping[str, Json]:
         raise ValueError(f"{text} is no number")
 
     try:
-        return checked_object(json.loads(content, parse_int=whole, parse_constant=refuse))
+        return json_values.checked_object(
+            json.loads(content, parse_int=json_values.whole, parse_constant=refuse)
+        )
     except RecursionError:
         raise ValueError("its header is nested too deeply") from None
 
@@ -183,15 +175,15 @@ def _as_now(name: str, table: NDArray[np.void]) -> NDArray[np.void]:
 def _checked_meta(meta: Mapping[str, Json]) -> Mapping[str, Json]:
     """Return what is said of the whole recording. Raises `ValueError` for another type."""
     checks = {
-        "device": checked_text,
-        "library_paths": checked_texts,
-        "unseen_threads": checked_texts,
-        "unfollowed_threads": checked_texts,
-        "unknown_threads": whole_number,
+        "device": json_values.checked_text,
+        "library_paths": json_values.checked_texts,
+        "unseen_threads": json_values.checked_texts,
+        "unfollowed_threads": json_values.checked_texts,
+        "unknown_threads": json_values.whole_number,
         "other_threads": _check_other_threads,
-        "totals_of_all_threads": checked_truth,
-        "own_cost_ns": whole_number,
-        "workspace_bytes": whole_numbers,
+        "totals_of_all_threads": json_values.checked_truth,
+        "own_cost_ns": json_values.whole_number,
+        "workspace_bytes": json_values.whole_numbers,
         "counters": _check_counters,
         "counters_before": _check_counters,
     }
@@ -202,16 +194,18 @@ def _checked_meta(meta: Mapping[str, Json]) -> Mapping[str, Json]:
 
 
 def _check_other_threads(others: Json) -> None:
-    found = checked_object(others)
-    checked_texts(found["names"])
-    if len(checked_numbers(found["times_ns"])) != len(checked_numbers(found["held_bytes"])):
+    found = json_values.checked_object(others)
+    json_values.checked_texts(found["names"])
+    if len(json_values.checked_numbers(found["times_ns"])) != len(
+        json_values.checked_numbers(found["held_bytes"])
+    ):
         raise ValueError("'other_threads' has not as many sizes as times")
 
 
 def _check_counters(counters: Json) -> None:
-    for name, amount in checked_object(counters or {}).items():
+    for name, amount in json_values.checked_object(counters or {}).items():
         if name != "estimated":
-            whole_number(amount)
+            json_values.whole_number(amount)
 
 
 def _check(trace: Trace) -> None:

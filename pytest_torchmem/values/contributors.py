@@ -13,19 +13,8 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import Final
 
-from pytest_torchmem.values.json_values import (
-    LATER,
-    OTHERWISE,
-    RARE,
-    Json,
-    JsonFields,
-    checked_list,
-    checked_member,
-    checked_object,
-    checked_text,
-    read_fields,
-    whole_number,
-)
+from pytest_torchmem.values import json_values
+from pytest_torchmem.values.json_values import LATER, OTHERWISE, RARE, Json, JsonFields
 
 
 class Category(enum.Enum):
@@ -103,9 +92,9 @@ class CategoryBytes:
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> CategoryBytes:
         """Return the value that `to_json` gave. Raises one of `WRONG`."""
-        for name, amount in checked_object(data).items():
-            checked_member(CATEGORIES_BY_NAME, name)
-            whole_number(amount)
+        for name, amount in json_values.checked_object(data).items():
+            json_values.checked_member(CATEGORIES_BY_NAME, name)
+            json_values.whole_number(amount)
         return cls(**data)
 
     @property
@@ -137,7 +126,7 @@ class Source:
     @staticmethod
     def from_json(place: Json) -> Source:
         """Return the value that `to_json` gave. Raises one of `WRONG`."""
-        if len(checked_list(place)) != len(Source.__slots__):
+        if len(json_values.checked_list(place)) != len(Source.__slots__):
             raise ValueError("expected a file, a line and a function")
         return _source(*place)
 
@@ -189,7 +178,7 @@ class Contributor(JsonFields):
         """
         if "file" in data:
             data = {**data, "source": [data["file"], data["line"], data["function"]]}
-        return read_fields(cls, {**_UNSAID, **data})
+        return json_values.read_fields(cls, {**_UNSAID, **data})
 
     def holding(self, size_bytes: int, count: int, order: int = 0) -> Contributor:
         """Return the same origin with other numbers."""
@@ -223,4 +212,8 @@ def common_module(modules: Iterable[str]) -> str:
 @functools.lru_cache(maxsize=4096)
 def _source(file: object, line: object, function: object) -> Source:
     """One value stands for all contributors of a line: there are many."""
-    return Source(checked_text(file), whole_number(line), checked_text(function))
+    return Source(
+        json_values.checked_text(file),
+        json_values.whole_number(line),
+        json_values.checked_text(function),
+    )

@@ -267,16 +267,8 @@ class Verdict:
     """The findings on one result: its limits and its baseline are held against it.
 
     Attributes:
-        findings: What failed, the most telling first; empty when all is well.
-        change: How the result differs from its baseline entry.
-        baseline_bytes: The entry's peak; 0 without one.
-        changed: The number that the change is told by; None where there was nothing to compare.
-        notice: What shrank most, in a sentence; ``""`` when nothing did.
-        reference: The environment whose baseline a user told us to compare with; ``""`` for that
-            of the run.
-        nearest: Without a baseline, the nearest environment that has one; ``""`` if none does.
-        accepted: What an update stores of a change, in a sentence; ``""`` where it stores none.
-        excused: The bytes that known holders hold and that no limit counted, by pattern.
+        findings: What failed, the most telling first; empty when all is well. The others stand
+            with `values.measured.Window`, which takes them over.
     """
 
     result: Result

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from pytest_torchmem.values import json_values
 from pytest_torchmem.values.contributors import (
     CATEGORIES_BY_NAME,
     Category,
@@ -17,23 +18,7 @@ from pytest_torchmem.values.contributors import (
     Contributor,
     Source,
 )
-from pytest_torchmem.values.json_values import (
-    LATER,
-    OTHERWISE,
-    SIGNED,
-    Json,
-    JsonFields,
-    JsonRow,
-    checked_list,
-    checked_member,
-    checked_numbers,
-    checked_object,
-    checked_text,
-    checked_texts,
-    read_fields,
-    whole_number,
-    whole_numbers,
-)
+from pytest_torchmem.values.json_values import LATER, OTHERWISE, SIGNED, Json, JsonFields, JsonRow
 
 # What JSON has of the series of a timeline: of times the differences, of levels a flat list of
 # (moment, bytes from there on) pairs, because most contributors change at few moments.
@@ -44,7 +29,7 @@ def _differences(values: Sequence[int]) -> list[int]:
 
 
 def _sums(differences: Json) -> tuple[int, ...]:
-    return tuple(itertools.accumulate(checked_numbers(differences)))
+    return tuple(itertools.accumulate(json_values.checked_numbers(differences)))
 
 
 def _changes(levels: Sequence[int]) -> list[int]:
@@ -191,29 +176,29 @@ class Blocks:
 
         Raises one of `WRONG` for data of another shape, as for a place that is not there.
         """
-        who = tuple(map(Contributor.from_json, checked_list(data["who"])))
-        files = checked_texts(data["files"])
-        frames = tuple(_frame(files, row) for row in checked_list(data["frames"]))
-        flat = checked_numbers(data["stacks"])
+        who = tuple(map(Contributor.from_json, json_values.checked_list(data["who"])))
+        files = json_values.checked_texts(data["files"])
+        frames = tuple(_frame(files, row) for row in json_values.checked_list(data["frames"]))
+        flat = json_values.checked_numbers(data["stacks"])
         stacks = tuple(zip(flat[::2], flat[1::2], strict=True))
         for place, (around, frame) in enumerate(stacks):
             # The calls around a call come before it. So a walk along them ends.
             _check_place(around, place, least=-1)
             _check_place(frame, len(frames))
-        blocks = tuple(_blocks(checked_numbers(data["blocks"])))
+        blocks = tuple(_blocks(json_values.checked_numbers(data["blocks"])))
         for block in blocks:
             _check_place(block.who, len(who))
             _check_place(block.stack, len(stacks), least=-1)
             if not 0 <= block.begin <= block.end or block.size_bytes < 0:
                 raise ValueError("a storage ends before it begins, or has less than no bytes")
         rest = _levels(data["rest"], moments)
-        return cls(blocks, who, stacks, frames, rest, whole_number(data["count"]))
+        return cls(blocks, who, stacks, frames, rest, json_values.whole_number(data["count"]))
 
 
 def _frame(files: Sequence[str], row: Json) -> Source:
-    file, line, function = checked_list(row)
-    _check_place(whole_number(file), len(files))
-    return Source(files[file], whole_number(line), checked_text(function))
+    file, line, function = json_values.checked_list(row)
+    _check_place(json_values.whole_number(file), len(files))
+    return Source(files[file], json_values.whole_number(line), json_values.checked_text(function))
 
 
 def _blocks(flat: Sequence[int]) -> Iterator[StorageBlock]:
@@ -310,7 +295,7 @@ class Picture(JsonFields):
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Picture:
         """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
-        read = read_fields(cls, data)
+        read = json_values.read_fields(cls, data)
         count = len(read.times_ns)
         if count > MOST_MOMENTS or len(read.tracks) > MOST_TRACKS or len(read.rows) != count:
             raise ValueError(
@@ -319,10 +304,13 @@ class Picture(JsonFields):
             )
         for row in read.rows:
             _check_place(row, read.change_count)
-        levels = checked_object(data["levels"]).items()
+        levels = json_values.checked_object(data["levels"]).items()
         return replace(
             read,
-            levels={checked_member(CATEGORIES_BY_NAME, c): _levels(n, count) for c, n in levels},
+            levels={
+                json_values.checked_member(CATEGORIES_BY_NAME, c): _levels(n, count)
+                for c, n in levels
+            },
             tracks=tuple(replace(t, levels=_levels(t.levels, count)) for t in read.tracks),
             blocks=Blocks.from_json(data["blocks"], count) if data.get("blocks") else Blocks(),
         )
@@ -337,7 +325,7 @@ MOST_TRACKS: Final = 200
 
 def _levels(data: Json, count: int) -> tuple[int, ...]:
     """Return the bytes at each of ``count`` moments from the pairs that `_changes` gave."""
-    flat = whole_numbers(data)
+    flat = json_values.whole_numbers(data)
     moments = (*flat[::2], count)
     if any(later <= moment for moment, later in itertools.pairwise(moments)):
         raise ValueError(f"the moments of a timeline are not in order, or not all below {count}")

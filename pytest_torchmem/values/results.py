@@ -10,15 +10,9 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pytest_torchmem.values import json_values
 from pytest_torchmem.values.contributors import CategoryBytes, Contributor
-from pytest_torchmem.values.json_values import (
-    LATER,
-    SIGNED,
-    Json,
-    JsonFields,
-    checked_member,
-    checked_numbers,
-)
+from pytest_torchmem.values.json_values import LATER, SIGNED, Json, JsonFields
 from pytest_torchmem.values.units import between
 
 
@@ -103,7 +97,7 @@ class Fate(enum.Enum):
     @classmethod
     def from_json(cls, name: Json) -> Fate:
         """Return the member that `to_json` gave. Raises `ValueError`."""
-        return checked_member({fate.to_json(): fate for fate in cls}, name)
+        return json_values.checked_member({fate.to_json(): fate for fate in cls}, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +215,7 @@ class Result(JsonFields):
     estimated: bool
     peak: Peak
     retained: Retained
-    steps: tuple[int, ...] = field(default=(), metadata={"read": checked_numbers})
+    steps: tuple[int, ...] = field(default=(), metadata={"read": json_values.checked_numbers})
     each_step: int = field(default=0, metadata=LATER)
     grown: tuple[Contributor, ...] = field(default=(), metadata=LATER)
     counters: Counters | None = None

@@ -13,25 +13,13 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from pytest_torchmem.analysis.caching_allocator import Requests
-from pytest_torchmem.analysis.estimated.static import (
-    Releasable,
-    allocation_events,
-    build_estimated_timeline,
-    by_origin,
-    estimate_result,
-    not_primal,
-    static_contributors,
-    storages_here,
-)
+from pytest_torchmem.analysis.estimated import static
+from pytest_torchmem.analysis.estimated.static import Releasable
 from pytest_torchmem.analysis.estimated.static_facts import decide_categories, settle_categories
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.sampling import StorageLives, sketch_timeline, with_holders
-from pytest_torchmem.analysis.storages.explanation import (
-    Explanation,
-    in_order,
-    named_category,
-    row_at,
-)
+from pytest_torchmem.analysis.storages import explanation
+from pytest_torchmem.analysis.storages.explanation import Explanation
 from pytest_torchmem.values.contributors import Category, Source
 from pytest_torchmem.values.errors import EstimateError
 from pytest_torchmem.values.json_values import OTHERWISE
@@ -53,7 +41,7 @@ class Estimate(Result, GpuQuestions):
 
     @classmethod
     def of(cls, run: StaticRun, name: str = "") -> Estimate:
-        result = estimate_result(run, name)
+        result = static.estimate_result(run, name)
         values = {f.name: getattr(result, f.name) for f in fields(result)}
         return cls(**values, run=run)
 
@@ -64,10 +52,10 @@ class Estimate(Result, GpuQuestions):
             begins=run.lifetimes.first,
             ends=run.lifetimes.end,
             sizes=np.array([s.size_bytes for s in run.graph.storages], np.int64),
-            groups=tuple(by_origin(run, storages_here(run))),
+            groups=tuple(static.by_origin(run, static.storages_here(run))),
         )
         calls = Counter(node.operator for node in run.graph.operators)
-        picture = sketch_timeline(build_estimated_timeline(run))
+        picture = sketch_timeline(static.build_estimated_timeline(run))
         return with_holders(picture, lives, calls, (), lambda place: ())
 
     def explain(
@@ -77,24 +65,24 @@ class Estimate(Result, GpuQuestions):
 
         Moments are numbers of operators, and nothing is measured.
         """
-        wanted, run = named_category(category), self.run
+        wanted, run = explanation.named_category(category), self.run
         decisions, settled = decide_categories(run), settle_categories(run)
         row = None
         if at is not None:
-            timeline = build_estimated_timeline(run)
-            row = row_at(timeline.times_ns, timeline.peak_row, at)
+            timeline = static.build_estimated_timeline(run)
+            row = explanation.row_at(timeline.times_ns, timeline.peak_row, at)
         first, end = run.lifetimes.first, run.lifetimes.end
         explanations = (
             Explanation(
                 storage,
                 int(first[storage] + 1) // 2 if first[storage] else None,
                 int(end[storage]) // 2 if end[storage] < run.graph.row_count else None,
-                static_contributors(settled, np.array([storage]))[0],
+                static.static_contributors(settled, np.array([storage]))[0],
                 *decisions.ground(storage),
             )
-            for storage in storages_here(run, row).tolist()
+            for storage in static.storages_here(run, row).tolist()
         )
-        return in_order(explanations, wanted, module)
+        return explanation.in_order(explanations, wanted, module)
 
     def nodes(self) -> tuple[NodeBytes, ...]:
         """The bytes on the estimate's device during and after each operator, in order."""
@@ -108,7 +96,7 @@ class Estimate(Result, GpuQuestions):
 
 def requests_of_run(run: StaticRun) -> Requests:
     """Return the requests of an estimate: what was there before comes first."""
-    events = allocation_events(run)
+    events = static.allocation_events(run)
     events = events[events[:, 1] != 0]
     return Requests.from_columns(events[:, 1] > 0, np.abs(events[:, 1]), events[:, 0])
 
@@ -159,7 +147,7 @@ class ScheduledMemory:
     def __init__(
         self,
         graph: StaticGraph,
-        releasable: Releasable = not_primal,
+        releasable: Releasable = static.not_primal,
         on_device: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._nodes = {node.name: node for node in graph.nodes}

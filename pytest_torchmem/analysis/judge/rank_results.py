@@ -9,18 +9,10 @@ from typing import Final
 from pytest_torchmem.analysis.judge.causes import cause_of, most_telling_first
 from pytest_torchmem.analysis.judge.differences import differences
 from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits
+from pytest_torchmem.values import findings
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Reference
 from pytest_torchmem.values.errors import LimitError, MarkerError, RankError
-from pytest_torchmem.values.findings import (
-    FindingKind,
-    Size,
-    Verdict,
-    limits_on,
-    read_allowance,
-    read_limits,
-    read_size,
-    sizes_now,
-)
+from pytest_torchmem.values.findings import FindingKind, Size, Verdict
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart, format_size
 
@@ -99,20 +91,20 @@ class RankResults:
         Raises `MarkerError` for an argument that cannot be used, and `RankError` when ``before``
         has another number of ranks.
         """
-        asked = read_limits(_OWNER, {"total": total, **limits})
-        apart = {} if spread is None else {"spread": read_size(_OWNER, "spread", spread)}
+        asked = findings.read_limits(_OWNER, {"total": total, **limits})
+        apart = {} if spread is None else {"spread": findings.read_size(_OWNER, "spread", spread)}
         if not asked and not apart and before is None:
             raise MarkerError(f"{_OWNER} needs a limit, a spread or results to compare with")
-        sizes = sizes_now(_OWNER, limits_on(_OWNER, asked, ()))
+        sizes = findings.sizes_now(_OWNER, findings.limits_on(_OWNER, asked, ()))
         judged = [(one, Verdict(one.result, judge_limits(one.result, sizes))) for one in self]
         if before is not None:
-            judged += self._compared(before, read_allowance(_OWNER, tolerance, floor))
+            judged += self._compared(before, findings.read_allowance(_OWNER, tolerance, floor))
         wrong = sorted(((one, v) for one, v in judged if v.failed), key=_telling)
         told = [
             (f"on rank {one.rank} of {len(self)}, {v.where}{v.findings[0].sentence}", v.kinds[0])
             for one, v in wrong
         ]
-        for allowed in sizes_now(_OWNER, apart).values():
+        for allowed in findings.sizes_now(_OWNER, apart).values():
             told += ((text, FindingKind.OVER_LIMIT) for text in self._apart(allowed))
         if told:
             sentence, kind = told[0]

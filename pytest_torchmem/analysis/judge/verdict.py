@@ -8,15 +8,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
-from pytest_torchmem.analysis.judge.causes import (
-    LostByOrigin,
-    cause_of,
-    changed_elsewhere,
-    lost_by_origin,
-    most_telling_first,
-    origin,
-    tell_labels,
-)
+from pytest_torchmem.analysis.judge import causes
+from pytest_torchmem.analysis.judge.causes import LostByOrigin
 from pytest_torchmem.analysis.judge.differences import number_differences
 from pytest_torchmem.values.baseline import (
     TOTAL,
@@ -152,7 +145,7 @@ def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     found = list(findings)
     leads = [f.growths[0] for f in found if f.growths]
     excess_bytes = max((f.excess_bytes for f in found), default=0)
-    order = [id(lead) for lead in most_telling_first(leads, excess_bytes)]
+    order = [id(lead) for lead in causes.most_telling_first(leads, excess_bytes)]
 
     def telling(finding: Finding) -> tuple[int, int, int, int]:
         place = order.index(id(finding.growths[0])) if finding.growths else len(order)
@@ -172,24 +165,13 @@ def _tier(finding: Finding) -> int:
     return 3 if finding.key in COUNTERS else 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Unread:
-    """Why there is no number to hold against a limit."""
-
-    kind: FindingKind
-    reason: str
-
-
 def _judge_limit(result: Result, key: str, limit_bytes: int) -> Finding | None:
     reading = _reading(result, key)
-    if isinstance(reading, _Unread):
-        limit = f"the limit of {format_size(limit_bytes)} on {words(key)}"
-        return Finding(reading.kind, key, f"{limit} cannot be judged: {reading.reason}")
+    if isinstance(reading, tuple):
+        return _not_judged(reading[0], key, limit_bytes, reading[1])
     if reading <= limit_bytes:
         if key == "total" and result.interval and (result.at_most or 0) > limit_bytes:
-            limit = f"the limit of {format_size(limit_bytes)} on {words(key)}"
-            told = f"{limit} cannot be judged: {result.interval}"
-            return Finding(FindingKind.UNSEEN, key, told)
+            return _not_judged(FindingKind.UNSEEN, key, limit_bytes, result.interval)
         return _judge_unseen(result, key, limit_bytes, limit_bytes - reading)
     numbers = _exceeds(result, key, reading, limit_bytes, "the limit of {}")
     finding = Finding(FindingKind.OVER_LIMIT, key, numbers, reading - limit_bytes)
@@ -203,17 +185,22 @@ def _judge_unseen(result: Result, key: str, limit_bytes: int, margin_bytes: int)
     unseen_bytes = max(left_bytes, others_bytes)
     if unseen_bytes <= margin_bytes:
         return None
-    return Finding(
+    return _not_judged(
         FindingKind.UNSEEN,
         key,
-        f"the limit of {format_size(limit_bytes)} on {words(key)} cannot be judged: "
+        limit_bytes,
         f"another thread or another allocator made {format_size(unseen_bytes)} unseen, "
         f"and only {format_size(margin_bytes)} are left below the limit",
     )
 
 
-def _reading(result: Result, key: str) -> int | _Unread:
-    """Return the measured bytes, or the reason why there are none."""
+def _not_judged(kind: FindingKind, key: str, limit_bytes: int, reason: str) -> Finding:
+    limit = f"the limit of {format_size(limit_bytes)} on {words(key)}"
+    return Finding(kind, key, f"{limit} cannot be judged: {reason}")
+
+
+def _reading(result: Result, key: str) -> int | tuple[FindingKind, str]:
+    """Return the measured bytes, or why there are none: the kind of the finding, and the reason."""
     if key == "total":
         return result.peak.total
     if key == "retained":
@@ -228,9 +215,9 @@ def _reading(result: Result, key: str) -> int | _Unread:
             reason = f"nothing counted {key} bytes on {result.device}; limit the total"
         else:
             reason = f"the allocator of {result.device} counted no {key} bytes at all"
-        return counted or _Unread(FindingKind.NO_COUNTER, reason)
+        return counted or (FindingKind.NO_COUNTER, reason)
     if key == Category.ACTIVATION.value and not result.has_backward:
-        return _Unread(
+        return (
             FindingKind.NO_ACTIVATION,
             "nothing in the body was kept for a backward pass, and without one there is no "
             "activation by definition; limit the total or temporary= instead",
@@ -238,7 +225,7 @@ def _reading(result: Result, key: str) -> int | _Unread:
     return result.peak.by_category[key]
 
 
-def _growth_reading(result: Result) -> int | _Unread:
+def _growth_reading(result: Result) -> int | tuple[FindingKind, str]:
     if result.growth is None:
         marked = "marked fewer than two steps; write"
         if result.steps:
@@ -246,7 +233,7 @@ def _growth_reading(result: Result) -> int | _Unread:
                 "came to the end of one step only: a step that `break` leaves is not marked; let "
                 "two end, as in"
             )
-        return _Unread(
+        return (
             FindingKind.NO_STEPS,
             f"growth is what each step adds, and the body {marked} "
             "`for _ in torchmem.steps(4, warmup=1):` around the step",
@@ -321,7 +308,7 @@ class _Sides:
 
     @cached_property
     def lost(self) -> LostByOrigin:
-        return lost_by_origin(self.now.live, self.then.live)
+        return causes.lost_by_origin(self.now.live, self.then.live)
 
     def growths(self, key: str, excess_bytes: int) -> tuple[Difference, ...]:
         """Return what grew, the most telling first; nothing for an entry without contributors."""
@@ -330,13 +317,13 @@ class _Sides:
             return ()
         found: Sequence[Difference] = number_differences(now, entry, key)
         if key not in (TOTAL, "retained"):
-            found = tell_labels(found, self.lost)
+            found = causes.tell_labels(found, self.lost)
         grown = (
             replace(d, changed=bool((s := d.contributor.source) and self.code.is_changed(s)))
             for d in found
             if d.size_bytes > 0
         )
-        return most_telling_first(grown, excess_bytes)
+        return causes.most_telling_first(grown, excess_bytes)
 
 
 def with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Finding, ...]:
@@ -348,7 +335,7 @@ def with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Find
     if source and code.is_changed(source):
         return findings
     made = (*(growth.contributor for growth in first.growths), *first.causes)
-    told = first.others + changed_elsewhere(made, code.places())
+    told = first.others + causes.changed_elsewhere(made, code.places())
     return (replace(first, others=told), *others)
 
 
@@ -358,14 +345,14 @@ def _with_cause(finding: Finding, result: Result) -> Finding:
     if finding.key == "growth" and result.grown and result.growth:
         growths, grown_bytes = _per_step(result), result.growth
     if growths:
-        cause = cause_of(growths, grown_bytes, finding.key)
+        cause = causes.cause_of(growths, grown_bytes, finding.key)
         return replace(finding, cause=cause.text, causes=cause.contributors, others=cause.others)
     live = contributors(result, finding.key)
     if began := _before_the_body(finding, result):
         return replace(finding, cause=began)
     if not live:
         return finding
-    text = f"largest {format_size(live[0].size_bytes)} {origin(live[0], finding.key)}"
+    text = f"largest {format_size(live[0].size_bytes)} {causes.origin(live[0], finding.key)}"
     return replace(finding, cause=text, causes=live[:1])
 
 
@@ -396,7 +383,7 @@ def _per_step(result: Result) -> tuple[Difference, ...]:
         for c in result.grown
         if (size_bytes := -(-c.size_bytes // count))
     )
-    return most_telling_first(growths, result.growth or 0)
+    return causes.most_telling_first(growths, result.growth or 0)
 
 
 def judge_spread(results: Sequence[Result], allowance: Allowance) -> tuple[Finding, ...]:

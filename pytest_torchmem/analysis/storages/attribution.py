@@ -12,14 +12,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_torchmem.analysis.events.op_tree import (
-    BACKWARD,
-    PHASES,
-    Annotations,
-    ModulePaths,
-    calls_of_engine,
-    folded,
-)
+from pytest_torchmem.analysis.events import op_tree
+from pytest_torchmem.analysis.events.op_tree import BACKWARD, PHASES, Annotations, ModulePaths
 from pytest_torchmem.analysis.storages.evidence import Evidence
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source, common_module
 from pytest_torchmem.values.packed import Column, PackedColumn, by_row
@@ -205,7 +199,7 @@ class Attribution:
 
     @cached_property
     def _engine_calls(self) -> NDArray[np.intp]:
-        rows = np.flatnonzero(calls_of_engine(self.evidence.tree))
+        rows = np.flatnonzero(op_tree.calls_of_engine(self.evidence.tree))
         return rows[np.argsort(self.evidence.tree.rank[rows])]
 
     @cached_property
@@ -327,7 +321,7 @@ class Attribution:
         while row >= 0 and (call := int(self.evidence.module_call[row])) >= 0:
             path = self._paths.path(self._called[call], float(tree.rank[call]))
             if path != _COMPILED_GRAPH:
-                return folded(path)
+                return op_tree.folded(path)
             row = int(self._columns.parent[call])
         return ""
 
@@ -341,7 +335,7 @@ class Attribution:
             return ""
         rank = float(self.evidence.tree.rank[event])
         paths = (self._paths.path(module, rank) for module in traced.modules)
-        return common_module(folded(path) for path in paths if path)
+        return common_module(op_tree.folded(path) for path in paths if path)
 
     @cached_property
     def _called(self) -> dict[int, int]:
@@ -408,7 +402,7 @@ class Attribution:
         columns = (c.tolist() for c in (storages, died[storages], *named))
         for storage, rank, module, name, kind, mark in zip(*columns, strict=True):
             path = self._paths.path(module, rank, mark)
-            text = folded(f"{path}.{tree.trace.strings[name]}")
+            text = op_tree.folded(f"{path}.{tree.trace.strings[name]}")
             key = (storage, kind)
             names[key] = min(text, names.get(key, text))
         return names

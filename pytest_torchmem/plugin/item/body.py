@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from pytest_torchmem.contexts import gc_paused, numpy_in_place
+from pytest_torchmem.plugin.item import sending
 from pytest_torchmem.plugin.item.judging import (
     Baselines,
     CountedRun,
@@ -28,13 +29,7 @@ from pytest_torchmem.plugin.item.judging import (
     Judge,
     MeasuredWindow,
 )
-from pytest_torchmem.plugin.item.sending import (
-    COUNTED_OUT_OF_MEMORY,
-    Sender,
-    is_failure,
-    is_out_of_memory,
-    raised,
-)
+from pytest_torchmem.plugin.item.sending import COUNTED_OUT_OF_MEMORY, Sender
 from pytest_torchmem.plugin.options.marker import Asked, can_rerun
 from pytest_torchmem.plugin.options.option_table import uses_fixture
 from pytest_torchmem.plugin.options.settings import LevelChoice, Run
@@ -218,18 +213,18 @@ class Body:
     def abandon(self, error: BaseException) -> None:
         """End the measurement of a body that ended with ``error``, which is what counts."""
         state, self.state = self.state, State.AFTER
-        if state is State.COUNTING and is_out_of_memory(error):
+        if state is State.COUNTING and sending.is_out_of_memory(error):
             self._item.add_report_section("call", "torchmem", COUNTED_OUT_OF_MEMORY)
         if state not in (State.COUNTING, State.MEASURING):
             return
-        if is_failure(error) and self._asks:
+        if sending.is_failure(error) and self._asks:
             self._sender.raised(error)
         if state is State.COUNTING:
             return
         # The device may be beyond use; the test's own error counts.
         with contextlib.suppress(Exception), self._run.originals.back():
             reports = self._run.settings.reports and self._asks
-            if is_failure(error) and (reports or is_out_of_memory(error)):
+            if sending.is_failure(error) and (reports or sending.is_out_of_memory(error)):
                 self._sender.unfinished(self.measurement.stop(), self.measurement, error)
                 return
         with contextlib.suppress(Exception), self._run.originals.back():
@@ -382,6 +377,6 @@ def _as_ours(error: Exception) -> TorchmemError:
     ours = [f for f in frames if Path(f.filename).is_relative_to(_PACKAGE)]
     place = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
     return RecordingError(
-        f"measuring ended with {raised(error)}{place}, which is a mistake of pytest-torchmem's "
-        "unless the test has replaced something that it needs"
+        f"measuring ended with {sending.raised(error)}{place}, which is a mistake of "
+        "pytest-torchmem's unless the test has replaced something that it needs"
     )

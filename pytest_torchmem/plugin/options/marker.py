@@ -11,18 +11,10 @@ import pytest
 
 from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET, uses_fixture
 from pytest_torchmem.plugin.options.settings import checked_device_name
+from pytest_torchmem.values import findings
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import DeviceNameError, MarkerError, is_torchmem_error
-from pytest_torchmem.values.findings import (
-    LIMIT_KEYS,
-    Size,
-    SizeByDevice,
-    limits_on,
-    read_allowance,
-    read_limits,
-    require_known,
-    sizes_now,
-)
+from pytest_torchmem.values.findings import LIMIT_KEYS, Size, SizeByDevice
 from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.units import MOST_RUNS, is_run_count
 
@@ -68,11 +60,11 @@ class Asked:
 
     def on_device(self, *names: str) -> Asked:
         """Return what is asked on a device. Raises `MarkerError` where it has no limit."""
-        return replace(self, limits=limits_on(BUDGET, self.limits, names))
+        return replace(self, limits=findings.limits_on(BUDGET, self.limits, names))
 
     def sizes(self) -> dict[str, int]:
         """Return the limits in bytes; callables are called. Raises `MarkerError` if one fails."""
-        return sizes_now(BUDGET, limits_on(BUDGET, self.limits, ()))
+        return findings.sizes_now(BUDGET, findings.limits_on(BUDGET, self.limits, ()))
 
 
 def read_markers(item: pytest.Item, defaults: Allowance) -> Asked:
@@ -88,15 +80,15 @@ def read_markers(item: pytest.Item, defaults: Allowance) -> Asked:
     for mark in marks:
         if mark.args:
             raise MarkerError(f"{BASELINE} takes keywords only, got {shown(mark.args[0])}")
-        require_known(BASELINE, mark.kwargs, _BASELINE_KEYS)
+        findings.require_known(BASELINE, mark.kwargs, _BASELINE_KEYS)
         comparison = {**mark.kwargs, **comparison}
     others = {key: budget.pop(key, None) for key in ("device", "warmup", "collect")}
     collect = False if others["collect"] is None else others["collect"]
     tolerance, floor = comparison.get("tolerance"), comparison.get("floor")
     asked = Asked(
-        limits=read_limits(BUDGET, budget),
+        limits=findings.read_limits(BUDGET, budget),
         baseline=bool(marks),
-        allowance=read_allowance(BASELINE, tolerance, floor, defaults),
+        allowance=findings.read_allowance(BASELINE, tolerance, floor, defaults),
         device=_device(others["device"]),
         warmup=_warmup(item, 0 if others["warmup"] is None else others["warmup"]),
         collect=bool(collect),
@@ -146,7 +138,7 @@ def _budget_arguments(mark: pytest.Mark) -> dict[str, object]:
             f"got {len(mark.args)}"
         )
     given = mark.kwargs
-    require_known(BUDGET, given, _BUDGET_KEYS)
+    findings.require_known(BUDGET, given, _BUDGET_KEYS)
     if mark.args and "total" in given:
         raise MarkerError(
             f"{BUDGET} got the total twice: {shown(mark.args[0])} and {shown(given['total'])}"

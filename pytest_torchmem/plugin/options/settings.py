@@ -30,17 +30,12 @@ from pytest_torchmem.report.writing import FOLDER, kind_of
 from pytest_torchmem.store.baselines import BaselineStore
 from pytest_torchmem.store.changed_lines import KeptCode
 from pytest_torchmem.store.run_reports import path_of_rank
+from pytest_torchmem.values import units
 from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.errors import MarkerError, TorchmemError
 from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.measured import Rank
-from pytest_torchmem.values.units import (
-    MOST_RUNS,
-    is_run_count,
-    parse_floor,
-    parse_fraction,
-    parse_size,
-)
+from pytest_torchmem.values.units import MOST_RUNS
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.storages.explanation import OwnPass
@@ -81,29 +76,17 @@ ACCEPTABLE: Final = (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options of a run, checked.
+    """The options of a run, checked; `OPTIONS` says what each is for that has its name here.
 
     Attributes:
-        device: Where to measure unless a marker says otherwise; ``""`` lets the recorder choose.
+        device: ``""`` lets the recorder choose.
         allowance: Tolerance and floor where a marker gives none.
         accepted: The changes that this run writes to the baselines; empty without an update.
-        require_baseline: A missing baseline fails its test.
-        strict: A measurement that was asked for and not possible, or not whole, fails its test.
-        baseline_dir: One folder for all baselines; None means beside each test module.
-        summary: How much of the closing table is shown.
-        report_paths: Where reports go.
+        baseline_dir: None means beside each test module.
         reports_folder: One of the reports is a folder of files.
         timelines: Which tests have a timeline in the report; NONE without a report.
-        dry_run: An update shows what it would change, and writes nothing.
-        ask: An update asks about each change before it is stored.
-        repeat_count: How often an update measures each test.
-        follow_renames: An unused entry moves to a new one of equal numbers.
         fallbacks: Names of other environments to compare with, where this one has no entry.
-        fail_shrunk: A test that needs less than its baseline fails.
-        level: Whether a body may be looked at through the allocator's counters alone.
-        baseline_all_bytes: A test that needs so much is compared with a baseline without having
-            asked; 0 stands for none.
-        known_holders: Holders whose bytes limits on what is left behind do not count.
+        baseline_all_bytes: 0 stands for no such size.
     """
 
     device: str
@@ -208,7 +191,7 @@ def read_settings(config: pytest.Config) -> Settings:
     _refuse_empty(values)
     folder = values.text("baseline-dir")
     allowance = Allowance(
-        values.parsed("tolerance", parse_fraction), *values.parsed("floor", parse_floor)
+        values.parsed("tolerance", units.parse_fraction), *values.parsed("floor", units.parse_floor)
     )
     reports = _report_paths(values)
     kinds = values.parsed("report", lambda _: [kind_of(path) for path in reports])
@@ -332,7 +315,7 @@ def _accepted(text: str) -> frozenset[Change]:
 
 def _repeat_count(text: str) -> int:
     text = text.strip()
-    if not re.fullmatch(r"\d{1,9}", text) or not is_run_count(int(text), 1):
+    if not re.fullmatch(r"\d{1,9}", text) or not units.is_run_count(int(text), 1):
         raise MarkerError(f"{shown(text)} is not a number of runs, 1 to {MOST_RUNS:,}")
     return int(text)
 
@@ -364,7 +347,7 @@ def _expanded(text: str) -> Path:
 
 
 def _least_bytes(text: str) -> int:
-    least_bytes = parse_size(text) if text else 0
+    least_bytes = units.parse_size(text) if text else 0
     if text and not least_bytes:
         raise MarkerError("a test that needs nothing has nothing to compare")
     return least_bytes

@@ -19,43 +19,14 @@ import pytest
 from pytest_torchmem.plugin.item.sending import room
 from pytest_torchmem.plugin.options.option_table import relative_path, typed_nodeid
 from pytest_torchmem.plugin.options.settings import Run, SummaryKind
+from pytest_torchmem.plugin.run import updates, workers
 from pytest_torchmem.plugin.run.asking import asked_about
-from pytest_torchmem.plugin.run.updates import (
-    FilePlan,
-    Orphan,
-    Outcomes,
-    apply,
-    baseline_folders,
-    compared_anew,
-    find_orphans,
-    move,
-    plan_updates,
-    progress,
-    remove,
-)
-from pytest_torchmem.plugin.run.workers import (
-    Selection,
-    detach,
-    ran_partially,
-    reported_nodeid,
-    trace_with,
-    unpacked,
-)
+from pytest_torchmem.plugin.run.updates import FilePlan, Orphan, Outcomes
+from pytest_torchmem.plugin.run.workers import Selection
+from pytest_torchmem.report.text import tables
 from pytest_torchmem.report.text.github import cause_lines, error_commands, line_commands
 from pytest_torchmem.report.text.markdown import step_summary
-from pytest_torchmem.report.text.tables import (
-    OrphanEnd,
-    change_table,
-    cut_short_lines,
-    diff_lines,
-    explained_lines,
-    known_lines,
-    notices,
-    orphan_line,
-    rename_lines,
-    unguarded_line,
-    unused_lines,
-)
+from pytest_torchmem.report.text.tables import OrphanEnd
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate import GPU_VARIABLE
@@ -101,8 +72,8 @@ class _Attempt:
         self.passed |= report.when == "call" and report.passed
         self.skipped |= report.skipped and not is_xfail
         self.wants_a_gpu |= report.skipped and not is_xfail and _names_a_gpu(report)
-        self.trace = trace_with(report) or self.trace
-        self.measured = detach(report) or self.measured
+        self.trace = workers.trace_with(report) or self.trace
+        self.measured = workers.detach(report) or self.measured
 
 
 class Collector:
@@ -129,7 +100,7 @@ class Collector:
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        test = reported_nodeid(report, self.config)
+        test = workers.reported_nodeid(report, self.config)
         if report.when == "teardown":
             self._ended.add(test)
         if report.when == "setup" or test not in self._attempts:
@@ -140,7 +111,7 @@ class Collector:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object, error: object) -> None:
         self._cut_short = self._cut_short or bool(error)
-        self._partial = self._partial or ran_partially(node)
+        self._partial = self._partial or workers.ran_partially(node)
 
     @pytest.hookimpl
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -148,16 +119,20 @@ class Collector:
         self._cut_short |= session.exitstatus not in _WHOLE
         self._partial = self._partial or self._cut_short or self._selection.partial
         attempts = self._attempts.values()
-        self.summary += RunReport(tests=tuple(unpacked(a.measured) for a in attempts if a.measured))
+        self.summary += RunReport(
+            tests=tuple(workers.unpacked(a.measured) for a in attempts if a.measured)
+        )
         self._update()
         if self.run.settings.accepted and self._cut_short:
-            self._lines += cut_short_lines(session.testscollected, len(self._ended))
-        self._lines += notices(self._as_typed(), self.run.settings.accepted)
-        self._lines += known_lines(self.summary, self.run.settings.known_holders, self._whole)
+            self._lines += tables.cut_short_lines(session.testscollected, len(self._ended))
+        self._lines += tables.notices(self._as_typed(), self.run.settings.accepted)
+        self._lines += tables.known_lines(
+            self.summary, self.run.settings.known_holders, self._whole
+        )
         judged = self.run.settings.require_baseline or self.run.settings.accepted
         # All services that run tests and are known set CI.
         if os.environ.get("CI", "").lower() in ("true", "1") and not judged:
-            unguarded = unguarded_line(self.summary)
+            unguarded = tables.unguarded_line(self.summary)
             title = "::warning title=memory has no baseline::" if on_github() else ""
             self._lines += [title + unguarded] if unguarded else []
         self._lines += _offer_of_a_gpu(sum(attempt.wants_a_gpu for attempt in attempts))
@@ -281,28 +256,30 @@ class Collector:
             self._partial,
         )
         # Where not every test had its turn, its module may be there all the same.
-        folders = set() if self._partial else baseline_folders(self.config, store)
-        orphans = find_orphans(folders, self.summary, store)
+        folders = set() if self._partial else updates.baseline_folders(self.config, store)
+        orphans = updates.find_orphans(folders, self.summary, store)
         followed = self._follow_modules(orphans)
         compares = bool(settings.accepted) and not settings.dry_run
         if followed and compares:
-            self.summary = compared_anew(self.summary, followed, store)
-        plans = plan_updates(self.summary, outcomes, settings, store)
+            self.summary = updates.compared_anew(self.summary, followed, store)
+        plans = updates.plan_updates(self.summary, outcomes, settings, store)
         plans = [plan for plan in plans if compares or plan.module not in followed]
         if not settings.accepted:
-            self._lines += unused_lines(plan.unused.keys() - plan.renames.keys() for plan in plans)
+            self._lines += tables.unused_lines(
+                plan.unused.keys() - plan.renames.keys() for plan in plans
+            )
         if settings.accepted and settings.ask:
             try:
                 plans = asked_about(plans, self.config)
             except pytest.UsageError as error:
                 self.add_problem(f"nothing is stored: {error}")
                 plans = []
-        shown = progress(plans, "baselines", self.config)
+        shown = updates.progress(plans, "baselines", self.config)
         if written := [plan.path for plan in shown if self._is_written(plan)]:
             store.changed_lines.keep(written)
         self._lines += self._orphan_lines(orphans)
         if settings.dry_run and (self.summary.changes or not followed):
-            self._lines[:0] = change_table(self.summary.changes, room(self.config))
+            self._lines[:0] = tables.change_table(self.summary.changes, room(self.config))
 
     def _is_written(self, plan: FilePlan) -> bool:
         """Write or show the changes of one file; return whether it was written."""
@@ -312,20 +289,20 @@ class Collector:
         if not settings.follow_renames:
             stored = {w.key for w in plan.written} if not settings.dry_run else set()
             is_stored = stored.issuperset(plan.renames.values())
-            self._lines += rename_lines(plan.renames, shown, is_stored)
+            self._lines += tables.rename_lines(plan.renames, shown, is_stored)
         if not plan.writes and not (settings.accepted and plan.unused):
             return False
         try:
             if settings.dry_run:
                 texts = changed_text(plan.path, plan.environment, plan.file_changes)
-                self._lines += diff_lines(*texts, shown)
+                self._lines += tables.diff_lines(*texts, shown)
             elif plan.writes:
-                apply(plan)
+                updates.apply(plan)
                 is_written = True
         except BaselineError as error:
             self.add_problem(str(error).replace(str(plan.path), shown))
         else:
-            self._lines += explained_lines(len(plan.explained), shown)
+            self._lines += tables.explained_lines(len(plan.explained), shown)
             changes = tuple(plan.changes(shown, not settings.dry_run))
             self.summary += RunReport(changes=changes)
         return is_written
@@ -341,9 +318,9 @@ class Collector:
         if not settings.dry_run:
             try:
                 for orphan in moved:
-                    move(orphan, store)
+                    updates.move(orphan, store)
                 for orphan in removed:
-                    remove(orphan)
+                    updates.remove(orphan)
             except OSError as error:
                 self.add_problem(str(BaselineError(f"a baseline cannot be moved: {error}")))
         if moved and settings.require_baseline and not settings.accepted:
@@ -370,10 +347,10 @@ class Collector:
                     end = OrphanEnd.MOVED_AND_COMPARED if compared else OrphanEnd.MOVED
                 elif settings.follow_renames and not is_stored:
                     end = OrphanEnd.WOULD_MOVE
-                yield orphan_line(*what, end, self._shown(new))
+                yield tables.orphan_line(*what, end, self._shown(new))
             else:
                 is_removed = not dry and Change.UNUSED in settings.accepted
-                yield orphan_line(*what, OrphanEnd.REMOVED if is_removed else OrphanEnd.KEPT)
+                yield tables.orphan_line(*what, OrphanEnd.REMOVED if is_removed else OrphanEnd.KEPT)
 
     def _shown(self, path: Path) -> str:
         return relative_path(path, self.config.invocation_params.dir)

@@ -20,17 +20,10 @@ import pytest
 
 from pytest_torchmem.plugin.options.settings import Settings
 from pytest_torchmem.plugin.run.workers import possible_baseline_nodeids
+from pytest_torchmem.store import baselines
 from pytest_torchmem.store.baseline_file import read_any
 from pytest_torchmem.store.baseline_rows import origins_path
-from pytest_torchmem.store.baselines import (
-    FOLDER,
-    BaselineStore,
-    FileChanges,
-    entry_key,
-    root_of,
-    tell_git,
-    write_file,
-)
+from pytest_torchmem.store.baselines import FOLDER, BaselineStore, FileChanges
 from pytest_torchmem.store.files import locked
 from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import (
@@ -218,8 +211,8 @@ def _planned(
 
 def apply(plan: FilePlan) -> None:
     """Write one file, and tell git once how to merge such files. Raises `BaselineError`."""
-    write_file(plan.path, plan.environment, plan.file_changes)
-    tell_git(root_of(plan.path, plan.environment))
+    baselines.write_file(plan.path, plan.environment, plan.file_changes)
+    baselines.tell_git(baselines.root_of(plan.path, plan.environment))
 
 
 def _unused(
@@ -237,10 +230,12 @@ def _unused(
         return
     here = {t.test for t in tests}
     waiting = (ran - outcomes.passed) | (elsewhere - here)
-    pending = {entry_key(one) for test in waiting for one in possible_baseline_nodeids(test)}
+    pending = {
+        baselines.entry_key(one) for test in waiting for one in possible_baseline_nodeids(test)
+    }
     used = {w.key for t in tests for w in t.windows if w.change in _COMPARED}
     # An option of each run decides whether it collects doctests; without them it misses none.
-    doctests = any(_of_doctest(entry_key(test)) for test in ran)
+    doctests = any(_of_doctest(baselines.entry_key(test)) for test in ran)
     for key in sorted(keys - used):
         is_pending = any(key == test or key.startswith(f"{test}::") for test in pending)
         if not is_pending and (doctests or not _of_doctest(key)):

@@ -228,11 +228,10 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        kwargs = kwargs or {}
+        kwargs, name = kwargs or {}, _name_of(func)
         self._threads.add(threading.get_ident())
         if getattr(func, "namespace", "") == "prim":
-            # A question such as which device a tensor is on: nothing is read, and C++ that asks it
-            # has no way for an error.
+            # A question about a device, say: it reads nothing, and C++ that asks takes no error.
             return func(*args, **kwargs)
         _require_runs_once(func)
         if dispatcher.is_composed(func):
@@ -245,28 +244,35 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             args, kwargs = self._with_fakes(args, kwargs)
             with self:
                 return made(*args, **kwargs)
-        if func is fake_tensors.LOCAL_SCALAR:
-            if self._stands_in(args[0]):
-                return 1.0
-            if checks_a_distribution(sys._getframe().f_back):
-                self.notes.add("the checks of torch.distributions are taken to pass")
-                return True
+        if (known := self._taken_for(func, args, sys._getframe().f_back)) is not None:
+            return known
         if self._stand_in is not None and self._means_missing(kwargs.get("device")):
             kwargs = {**kwargs, "device": self._stand_in[1]}
         uses: tuple[int, ...] = ()
         _require_no_history(func, args)
         if func not in fake_tensors.LIFTS:
             args, kwargs = self._with_fakes(args, kwargs)
-            args = self._places_of_masks(_name_of(func), args)
+            args = self._places_of_masks(name, args)
             given = fake_tensors.tensors_in((args, kwargs))
             uses = tuple(dict.fromkeys(map(self.given.number, given)))
-        name = _name_of(func)
         out = self._values.run(func, name, args, kwargs)
         if self._stand_in is None:
             out = as_on_the_cpu(name, args, out)
         call = Call(func, name, args, kwargs, fake_tensors.tensors_in(out))
         self._record(call, uses, sys._getframe().f_back)
         return out
+
+    def _taken_for(
+        self, func: object, args: tuple[Any, ...], caller: FrameType | None
+    ) -> float | None:
+        """Return the number that a tensor is taken to have for its caller; None where it counts."""
+        is_asked = func is fake_tensors.LOCAL_SCALAR
+        if is_asked and self._stands_in(args[0]):
+            return 1.0
+        if is_asked and checks_a_distribution(caller):
+            self.notes.add("the checks of torch.distributions are taken to pass")
+            return True
+        return None
 
     def _places_of_masks(self, name: str, args: Arguments) -> tuple[Any, ...]:
         """The numbers of what a mask chooses, as kernels look them up, where the mask is known."""

@@ -120,21 +120,17 @@ class Searcher:
         ways: dict[int, str] = {id(target): ""}
         below: dict[int, object] = {}
         front: list[object] = [target]
-        skipped = {*ignored, *frames, id(names), id(ways), id(below)}
-        skipped |= {id(self._frozen), id(self._containers)}
+        skipped = {*ignored, *frames}
+        skipped |= {*map(id, (names, ways, below, front, self._frozen, self._containers))}
         kinds: list[str] = []
         for _ in range(depth):
             for thing in front:
                 if name := names.get(id(thing)):
                     return self._found(name, thing, ways, below), ""
-            skipped.add(id(front))
             above = [*gc.get_referrers(*front), *referrers_among(self._frozen, front)]
             following: list[object] = []
             for holder in above:
-                if id(holder) in ways or id(holder) in skipped or _holds_for_machinery(holder):
-                    continue
-                held = next((h for h in referents(holder) if id(h) in ways), None)
-                if held is None:
+                if (held := _led_to(holder, ways, skipped)) is None:
                     continue
                 ways[id(holder)] = step_from(holder, held, ways[id(held)])
                 below[id(holder)] = held
@@ -149,10 +145,9 @@ class Searcher:
                     return self._found(root, holder, ways, below), ""
                 following.append(holder)
                 kinds += (tidy(f"{kind}{ways[id(holder)]}") for kind in _kind(holder))
-            skipped |= {id(above), id(following)}
-            front = following[:_WIDTH]
-            if not front:
+            if not (front := following[:_WIDTH]):
                 break
+            skipped |= {id(above), id(following), id(front)}
         return "", kinds[-1] if kinds else ""
 
     def _of_stopped_code(self, holder: object, ignored: Collection[int]) -> str:
@@ -188,6 +183,13 @@ class Searcher:
             if id(at) not in below:
                 return tidy(path)
             at = below[id(at)]
+
+
+def _led_to(holder: object, ways: Mapping[int, str], skipped: set[int]) -> object:
+    """Return what is on a way and ``holder`` refers to; None for a holder that leads nowhere."""
+    if id(holder) in ways or id(holder) in skipped or _holds_for_machinery(holder):
+        return None
+    return next((held for held in referents(holder) if id(held) in ways), None)
 
 
 def step_from(holder: object, held: object, way: str) -> str:

@@ -58,6 +58,11 @@ class Times:
     ends_ns: list[int] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
 
+    def add(self, event: profiler.ProfilerEvent) -> None:
+        self.starts_ns.append(_start_ns(event))
+        self.ends_ns.append(_end_ns(event))
+        self.threads.append(_thread(event))
+
 
 @dataclass(slots=True)
 class EventTree:
@@ -95,6 +100,29 @@ class EventTree:
     owners: list[tuple[int, profiler.ModuleInfo | None, profiler.OptimizerInfo | None]] = field(
         default_factory=list
     )
+
+    def add_call(
+        self, event: profiler.ProfilerEvent, fields: profiler.PyCallFields, leads_on: bool
+    ) -> None:
+        """Add a Python call; the event is kept where it leads to another or has an owner."""
+        module, optimizer = _module(fields), _optimizer(fields)
+        if is_owner := module is not None or optimizer is not None:
+            self.owners.append((len(self.python), module, optimizer))
+        self.python.append(event if leads_on or is_owner else None)
+
+    def add_operator(
+        self,
+        event: profiler.ProfilerEvent,
+        fields: profiler.TorchOpFields,
+        mentions: Mentions,
+        is_kept: bool,
+    ) -> None:
+        self.shapes.append(shape := mentions.add_operator(fields))
+        self.sequences.append(_sequence(fields))
+        if not mentions.shapes.known[shape].is_operator:
+            self.scopes.append(_scope(fields))
+        if is_kept:
+            self.operators.append(event)
 
     def calls(self, numbers: NDArray[np.int64]) -> list[profiler.ProfilerEvent]:
         """Return Python calls that led to something, by their places in ``python``."""
@@ -145,14 +173,9 @@ def line_of(call: profiler.ProfilerEvent) -> int:
 def read_tree(
     roots: Sequence[profiler.ProfilerEvent], mentions: Mentions, whole: bool = False
 ) -> EventTree:
-    """Walk the tree; the tensors that operators take go to ``mentions``.
-
-    ``whole`` also keeps the operators themselves.
-    """
+    """Walk the tree; ``mentions`` gets what operators take, and ``whole`` keeps these as well."""
     tree = EventTree()
-    parents, kinds, python, times = tree.parents, tree.kinds, tree.python, tree.times
-    starts_ns, ends_ns, threads = times.starts_ns, times.ends_ns, times.threads
-    known = mentions.shapes.known
+    parents, kinds, times = tree.parents, tree.kinds, tree.times
     fields_of, kind_of = profiler.fields_of, _KINDS.get
     events, parent, row = iter(roots), -1, -1
     # The events around: those that are left beside each, and the row around these.
@@ -163,34 +186,19 @@ def read_tree(
             parents.append(parent)
             fields = fields_of(event)
             kinds.append(kind := kind_of(type(fields), _OTHER))
+            # An allocation holds no other event.
+            children = _children(event) if kind != _ALLOCATION else None
             if kind == _PY_C_CALL:
-                children = _children(event)
-                python.append(event if children or whole else None)
+                tree.python.append(event if children or whole else None)
             elif kind == _PY_CALL:
-                children = _children(event)
-                module, optimizer = _module(fields), _optimizer(fields)
-                is_owner = module is not None or optimizer is not None
-                if is_owner:
-                    tree.owners.append((len(python), module, optimizer))
-                python.append(event if children or is_owner or whole else None)
+                tree.add_call(event, fields, bool(children) or whole)
             else:
-                starts_ns.append(start_ns := _start_ns(event))
-                threads.append(_thread(event))
+                times.add(event)
                 if kind == _ALLOCATION:
-                    # It takes no time and holds no other event.
-                    ends_ns.append(start_ns)
                     tree.allocations.append(allocation := _allocation(fields))
                     mentions.add_allocation(allocation)
-                    continue
-                ends_ns.append(_end_ns(event))
-                if kind == _OPERATOR:
-                    tree.shapes.append(shape := mentions.add_operator(fields))
-                    tree.sequences.append(_sequence(fields))
-                    if not known[shape].is_operator:
-                        tree.scopes.append(_scope(fields))
-                    if whole:
-                        tree.operators.append(event)
-                children = _children(event)
+                elif kind == _OPERATOR:
+                    tree.add_operator(event, fields, mentions, whole)
             if children:
                 around.append((events, parent))
                 events, parent = iter(children), row

@@ -12,19 +12,8 @@ from typing import Final
 
 from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.analysis.judge.verdict import contributors, rank, sentences
-from pytest_torchmem.report.text.tables import (
-    ANY_WIDTH,
-    NOTHING_USED,
-    REPAIRED,
-    ROWS,
-    aligned,
-    growth_table,
-    largest,
-    left_out,
-    live_table,
-    one_line,
-    short_key,
-)
+from pytest_torchmem.report.text import tables
+from pytest_torchmem.report.text.tables import ANY_WIDTH, NOTHING_USED, REPAIRED, ROWS
 from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category
@@ -128,28 +117,28 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
             size_bytes = result.peak.by_category[category]
             total = f"{estimated}{format_size(size_bytes)} on {result.device}"
             lines += ["", f"{words(category.value)} at its own peak{of_region}, {total}:"]
-            lines += live_table(live, width, size_bytes)
+            lines += tables.live_table(live, width, size_bytes)
     if result.peak.live and keys.difference(category.value for category in limited):
         total = f"{estimated}{format_size(result.peak.total)} on {result.device}"
         lines += ["", f"live at the peak{of_region}, {total}:"]
-        lines += live_table(result.peak.live, width, result.peak.total)
+        lines += tables.live_table(result.peak.live, width, result.peak.total)
     if "growth" in keys and result.growth is not None:
         lines += ["", f"growth from step to step{of_region}: {_growth_of_steps(result.steps)}"]
         lines += _made_once(result.steps)
     if result.grown and "growth" in keys:
         lines += ["", f"made by the steps and still there after the last{of_region}:"]
-        lines += live_table(result.grown, width)
+        lines += tables.live_table(result.grown, width)
     if result.retained.live and keys.intersection(RETAINED):
         total = f"{estimated}{format_size(result.retained.total)}"
         lines += ["", f"retained at the end{of_region}, {total}:"]
-        lines += live_table(result.retained.live, width, result.retained.total)
+        lines += tables.live_table(result.retained.live, width, result.retained.total)
         lines += holder_lines(result.retained.holders)
         if any(holder.fate is Fate.HELD for holder in result.retained.holders):
             lines.append(_FILLED_ONCE)
     if growths := verdict.growths:
         allowed = next(f.allowed for f in verdict.findings if f.growths)
         title = f"grown against the baseline{of_region} ({allowed}):"
-        lines += ["", title, *growth_table(growths, width)]
+        lines += ["", title, *tables.growth_table(growths, width)]
     lines += [f"note: {note}" for note in result.notes]
     return lines
 
@@ -188,7 +177,7 @@ def holder_lines(holders: Sequence[Holder]) -> list[str]:
         for holder in holders[:ROWS]
     ]
     lines = ["", f"{holders_title(holders)}:", *lines] if lines else []
-    return lines + left_out([holder.size_bytes for holder in holders])
+    return lines + tables.left_out([holder.size_bytes for holder in holders])
 
 
 def summary_lines(
@@ -253,7 +242,7 @@ def _compositions(shown: Sequence[tuple[MeasuredTest, Window]]) -> list[Line]:
     lines = [Line(""), Line("each category's own peak:")]
     for measured, window in shown:
         mark = " (estimated)" if window.result.estimated else ""
-        sizes = largest(window.result.peak.by_category)
+        sizes = tables.largest(window.result.peak.by_category)
         lines.append(Line(f"{_window_name(measured, window)}: {sizes}{mark}"))
     return lines
 
@@ -265,10 +254,10 @@ def _wide_table(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> lis
     for measured, window in shown:
         result = window.result
         name = _shortened(_window_name(measured, window), _TEST_WIDTH if wide else width // 2)
-        biggest = [largest(result.peak.at_peak, 2)] if wide else []
+        biggest = [tables.largest(result.peak.at_peak, 2)] if wide else []
         retained = format_size(result.retained.total) if window.retained_known else ""
         rows.append([name, window.peak_text, *biggest, retained, measured.status_of(window)])
-    head, *lines = aligned(rows, headers, "lrlr" if wide else "lrr")
+    head, *lines = tables.aligned(rows, headers, "lrlr" if wide else "lrr")
     styles = (_styles(measured, window) for measured, window in shown)
     return [Line(head), *map(Line, lines, styles)]
 
@@ -287,7 +276,7 @@ def _importance(pair: tuple[MeasuredTest, Window]) -> tuple[bool, int, int, str]
 
 def _window_name(measured: MeasuredTest, window: Window) -> str:
     name = f"{measured.test}::{window.result.name}" if window.result.name else measured.test
-    return one_line(name)
+    return tables.one_line(name)
 
 
 def _shortened(name: str, width: int) -> str:
@@ -324,8 +313,8 @@ def _changes_lines(run: RunReport) -> list[Line]:
 
 
 def _entry(item: BaselineChange) -> str:
-    was = f"{short_key(item.renamed_from)} -> " if item.renamed_from else ""
-    return was + short_key(item.key)
+    was = f"{tables.short_key(item.renamed_from)} -> " if item.renamed_from else ""
+    return was + tables.short_key(item.key)
 
 
 def _amount(item: BaselineChange) -> str:
@@ -343,7 +332,7 @@ def _grouped_lines(heading: str, pairs: Iterable[tuple[str, str]]) -> list[Line]
     """Return a line for each text among (text, test), with the first few of its tests."""
     tests_of: dict[str, list[str]] = {}
     for text, test in dict.fromkeys(pairs):  # a test and its regions say a thing once
-        tests_of.setdefault(text, []).append(one_line(test))
+        tests_of.setdefault(text, []).append(tables.one_line(test))
     lines = []
     for text, tests in tests_of.items():
         names = ", ".join(tests[:3]) + (f" and {len(tests) - 3} more" if tests[3:] else "")
