@@ -8,7 +8,7 @@ order.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from json.decoder import scanstring  # type: ignore[attr-defined]
@@ -250,33 +250,45 @@ def read_file(path: Path, environment: Environment) -> StoredEntries:
 
 def parse_text(text: str, path: Path) -> tuple[dict[str, str], StoredEntries]:
     """Return the environment and the entries in a text. Raises `BaselineError`."""
-    data, entries = _load(path, text)
+    try:
+        split = _split(text, origins_path(path))
+        data, entries = split or (parse_json(text), None)
+    except ValueError as error:
+        conflict = re.search(r"^<{7}|^>{7}", text, re.MULTILINE)
+        raise unreadable(
+            path, "it holds merge conflict markers" if conflict else told_damage(error)
+        ) from None
+    _check_format(path, data)
     environment = data.get("environment")
-    if not isinstance(environment, dict) or not {"device", "torch"} <= set(environment):
-        raise unreadable(path, "it is not a baseline file")
-    return {str(k): str(v) for k, v in environment.items()}, entries()
+    if not isinstance(environment, dict):
+        raise unreadable(path, "it does not say where it was measured")
+    try:
+        found = entries or parse_entries(data, origins_path(path))
+    except WRONG as error:
+        raise unreadable(path, told_damage(error)) from None
+    return {str(k): str(v) for k, v in environment.items()}, found
 
 
 def read_any(path: Path) -> tuple[dict[str, str], StoredEntries]:
     """Return a file's environment and its entries, whichever environment it is of."""
-    return parse_text(text_of(path), path)
+    environment, entries = parse_text(text_of(path), path)
+    if not {"device", "torch"} <= set(environment):
+        raise unreadable(path, "it does not say on what it was measured")
+    return environment, entries
 
 
 def parse_file(path: Path, text: str, environment: Environment) -> StoredEntries:
     """Return the entries in the text of a file. Raises what `read_file` raises."""
     if not text and not path.exists():
         return StoredEntries()
-    data, entries = _load(path, text)
-    stored = data.get("environment")
-    if not isinstance(stored, dict):
-        raise unreadable(path, "it does not say where it was measured")
+    stored, entries = parse_text(text, path)
     if complete(stored) != complete(environment):
         raise BaselineError(
             f"the baseline {path} was measured on another environment: "
             f"{told_differences(complete(stored), complete(environment))}; "
             "move the file away and update again"
         )
-    return entries()
+    return entries
 
 
 def text_of(path: Path) -> str:
@@ -292,30 +304,6 @@ def text_of(path: Path) -> str:
         raise unreadable(path, error.strerror or str(error)) from None
     except (ValueError, MemoryError) as error:
         raise unreadable(path, told_damage(error)) from None
-
-
-def _load(path: Path, text: str) -> tuple[Mapping[str, Json], Callable[[], StoredEntries]]:
-    """Return the head of a file of a format that is known, and a function for its entries."""
-    stored: StoredEntries | None = None
-    try:
-        if split := _split(text, origins_path(path)):
-            data, stored = split
-        else:
-            data = parse_json(text)
-    except ValueError as error:
-        conflict = re.search(r"^<{7}|^>{7}", text, re.MULTILINE)
-        raise unreadable(
-            path, "it holds merge conflict markers" if conflict else told_damage(error)
-        ) from None
-    _check_format(path, data)
-
-    def entries() -> StoredEntries:
-        try:
-            return stored or parse_entries(data, origins_path(path))
-        except WRONG as error:
-            raise unreadable(path, told_damage(error)) from None
-
-    return data, entries
 
 
 def render(environment: Environment, entries: Mapping[str, list[str]]) -> str:
