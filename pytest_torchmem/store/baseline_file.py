@@ -248,8 +248,13 @@ def read_file(path: Path, environment: Environment) -> StoredEntries:
     return parse_file(path, text_of(path), environment)
 
 
-def parse_text(text: str, path: Path) -> tuple[dict[str, str], StoredEntries]:
-    """Return the environment and the entries in a text. Raises `BaselineError`."""
+def parse_text(
+    text: str, path: Path, wanted: Environment | None = None
+) -> tuple[dict[str, str], StoredEntries]:
+    """Return the environment and the entries in a text. Raises `BaselineError`.
+
+    It does so where the environment is another one than ``wanted``, too.
+    """
     try:
         split = _split(text, origins_path(path))
         data, entries = split or (parse_json(text), None)
@@ -262,6 +267,12 @@ def parse_text(text: str, path: Path) -> tuple[dict[str, str], StoredEntries]:
     environment = data.get("environment")
     if not isinstance(environment, dict):
         raise unreadable(path, "it does not say where it was measured")
+    if wanted is not None and complete(environment) != complete(wanted):
+        raise BaselineError(
+            f"the baseline {path} was measured on another environment: "
+            f"{told_differences(complete(environment), complete(wanted))}; "
+            "move the file away and update again"
+        )
     try:
         found = entries or parse_entries(data, origins_path(path))
     except WRONG as error:
@@ -281,14 +292,7 @@ def parse_file(path: Path, text: str, environment: Environment) -> StoredEntries
     """Return the entries in the text of a file. Raises what `read_file` raises."""
     if not text and not path.exists():
         return StoredEntries()
-    stored, entries = parse_text(text, path)
-    if complete(stored) != complete(environment):
-        raise BaselineError(
-            f"the baseline {path} was measured on another environment: "
-            f"{told_differences(complete(stored), complete(environment))}; "
-            "move the file away and update again"
-        )
-    return entries
+    return parse_text(text, path, environment)[1]
 
 
 def text_of(path: Path) -> str:
