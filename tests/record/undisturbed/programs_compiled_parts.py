@@ -253,7 +253,130 @@ def on_a_thread():
     return run
 
 
+def counts_what_it_is_given():
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append((len(graph.graph.nodes), len(inputs)))
+        return graph.forward
+
+    model = Layers()
+    run = trained(model, torch.compile(model, backend=backend))
+    return lambda: (run(), list(seen))
+
+
+def within_another():
+    model = Layers()
+    inner = compiled(lambda x: model(x).sin())
+    return trained(model, compiled(lambda x: inner(x) + inner(x * 2)))
+
+
+@torch.compiler.disable(recursive=False)
+def as_it_is(x):
+    return x * 2
+
+
+@torch.compiler.assume_constant_result
+def a_constant():
+    return 3
+
+
+class Kept:
+    """Is written to while compiled code runs."""
+
+    count = 0
+    seen: list[object] = []  # noqa: RUF012
+
+
+def has_side_effects(model, x):
+    Kept.count += 1
+    Kept.seen.append(model(x).sum())
+    y = Kept.seen.pop()
+    return as_it_is(y) * a_constant() + len(Kept.seen)
+
+
+def draws_by_numpy(_, x):
+    array = x.numpy()
+    return torch.from_numpy(array * 2 + array.sum())
+
+
+def rolls_out(model, x):
+    def batches(count):
+        for _ in range(count):
+            yield model(x)
+
+    return sum(batches(3)).sum()
+
+
+def patched_while_it_runs():
+    model = Layers()
+    run = trained(model, compiled(model), specialize_float=True)
+    with torch._dynamo.config.patch(specialize_float=True):
+        run()
+    return run
+
+
+def raises_and_goes_on(model, x):
+    try:
+        if x.shape[0] == 2:
+            raise ValueError(model.count)
+    except ValueError as error:
+        return model(x) * len(error.args)
+    return x
+
+
+def changes_its_weights():
+    model, x = Layers(), torch.randn(2, 4)
+    function = compiled(model)
+
+    def run():
+        found = [function(x)]
+        with torch.no_grad():
+            model.layers[0].weight.mul_(0.5)
+        found.append(function(x))
+        model.layers[0].weight.requires_grad_(False)
+        found.append(function(x))
+        model.layers[0].weight.requires_grad_(True)
+        return found
+
+    return run
+
+
+def a_gradient_of_a_gradient():
+    model, x = Layers(), torch.randn(2, 4)
+    function = compiled(lambda x: (x.sin() * x).sum(), backend="eager")
+
+    def run():
+        leaf = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad(function(leaf), leaf, create_graph=True)
+        first.sum().backward()
+        return leaf.grad, model(x)
+
+    return run
+
+
+def per_sample():
+    model, x = Layers(), torch.randn(3, 4)
+    weights = dict(model.named_parameters())
+
+    def loss(weights, row):
+        return torch.func.functional_call(model, weights, (row[None],)).sum()
+
+    function = compiled(torch.func.vmap(torch.func.grad(loss), (None, 0)))
+    return lambda: function(weights, x)
+
+
 KINDS = {
+    "counted": counts_what_it_is_given,
+    "nested": within_another,
+    "side_effects": a_function(has_side_effects),
+    "array": a_function(draws_by_numpy),
+    "generator": a_function(rolls_out),
+    "patched": patched_while_it_runs,
+    "exception": a_function(raises_and_goes_on),
+    "weights": changes_its_weights,
+    "second_order": a_gradient_of_a_gradient,
+    "per_sample": per_sample,
     "loop": a_function(loops),
     "scan": trains_with_a_scan(compiled),
     "scan_as_written": trains_with_a_scan(lambda function: function),
