@@ -564,6 +564,8 @@ def _listen_to_the_process() -> None:
         nonlocal ends
         ends = True
 
+    # Dynamo looks at frames of an audit hook, too, also where nothing is recorded.
+    compiler.never_trace(heard.__code__)
     sys.addaudithook(heard)
     atexit.register(end)
     if hasattr(os, "register_at_fork"):

@@ -243,7 +243,7 @@ class Installed:
             now = original
 
         update_wrapper(forward, original)
-        forward.__code__ = _named(forward.__code__, function.__code__.co_filename)
+        forward.__code__ = named(forward.__code__, function.__code__.co_filename)
         self.finally_do(end)
         return forward
 
@@ -295,7 +295,7 @@ def _put(owner: object, attribute: str, value: object) -> None:
 
 
 @cache
-def _named(code: CodeType, file: str) -> CodeType:
+def named(code: CodeType, file: str) -> CodeType:
     """Return code that tracebacks leave out where they leave out a file's, and dynamo always."""
     named = code.replace(co_filename=file)
     compiler.never_trace(named)

@@ -17,7 +17,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final, ParamSpec, TypeVar
 
 from pytest_torchmem.contexts import gc_paused
-from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.patches import Installed, named
 from pytest_torchmem.record.torch_api import autograd, compiler, dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import (
     pauses_halt_dynamo,
@@ -246,7 +246,6 @@ def _resting_on(thread: int) -> Callable[[Callable[..., object]], Callable[..., 
     """Return a decorator: a call on ``thread`` suspends the Python tracer until it returns."""
 
     def resting(original: Callable[..., object]) -> Callable[..., object]:
-        @wraps(original)
         def rest(*args: object, **kwargs: object) -> object:
             if threading.get_ident() != thread:
                 return original(*args, **kwargs)
@@ -258,7 +257,10 @@ def _resting_on(thread: int) -> Callable[[Callable[..., object]], Callable[..., 
             finally:
                 tracing.resume()
 
-        return rest
+        if isinstance(original, FunctionType):
+            # Dynamo looks for the first frame that is not its own: it may be a disabled function's.
+            rest.__code__ = named(rest.__code__, original.__code__.co_filename)
+        return wraps(original)(rest)
 
     return resting
 

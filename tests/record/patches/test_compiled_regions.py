@@ -175,6 +175,38 @@ def test_code_that_is_first_compiled_while_measured_is_good_afterwards(
         run()
 
 
+def test_a_function_that_is_disabled_by_itself_is_not_compiled() -> None:
+    """Dynamo looks at the frame around: ours must not be taken for it."""
+
+    @torch.compiler.disable(recursive=False)
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        seen.extend(node.name for node in graph.graph.nodes)
+        return graph.forward
+
+    seen: list[str] = []
+    torch.compiler.reset()
+    function = torch.compile(lambda x: doubled(x + 1).sin(), backend=backend)
+    measured(lambda: function(torch.ones(2)))
+    assert {"add", "sin"} <= set(seen)
+    assert "mul" not in seen
+
+
+def test_dynamo_never_looks_at_what_stays_of_us(traced: list[str]) -> None:
+    measured(lambda: torch.ones(2))
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        exec("1", {})
+        return y.sin()
+
+    compiled(body)(torch.ones(2))
+    assert traced
+    assert not [file for file in traced if file.startswith(OURS)]
+
+
 def test_a_hook_that_stays_is_what_fails_warm_code(traced: list[str]) -> None:
     """The tests above can fail: any global hook more is a reason to compile again."""
     run = PROGRAMS["module"]()

@@ -281,18 +281,16 @@ def a_constant():
     return 3
 
 
-class Kept:
-    """Is written to while compiled code runs."""
+def has_side_effects():
+    model, x, kept = Layers(), torch.randn(2, 4), []
 
-    count = 0
-    seen: list[object] = []  # noqa: RUF012
+    def step():
+        model.count = 1 + model.count % 2
+        kept.append(model(x).sum())
+        y = kept.pop()
+        return as_it_is(y) * a_constant() + len(kept)
 
-
-def has_side_effects(model, x):
-    Kept.count += 1
-    Kept.seen.append(model(x).sum())
-    y = Kept.seen.pop()
-    return as_it_is(y) * a_constant() + len(Kept.seen)
+    return compiled(step)
 
 
 def draws_by_numpy(_, x):
@@ -327,16 +325,16 @@ def raises_and_goes_on(model, x):
 
 def changes_its_weights():
     model, x = Layers(), torch.randn(2, 4)
-    function = compiled(model)
+    function, weight = compiled(model), model.layers[0].get_parameter("weight")
 
     def run():
         found = [function(x)]
         with torch.no_grad():
-            model.layers[0].weight.mul_(0.5)
+            weight.mul_(0.5)
         found.append(function(x))
-        model.layers[0].weight.requires_grad_(False)
+        weight.requires_grad_(False)
         found.append(function(x))
-        model.layers[0].weight.requires_grad_(True)
+        weight.requires_grad_(True)
         return found
 
     return run
@@ -369,7 +367,7 @@ def per_sample():
 KINDS = {
     "counted": counts_what_it_is_given,
     "nested": within_another,
-    "side_effects": a_function(has_side_effects),
+    "side_effects": has_side_effects,
     "array": a_function(draws_by_numpy),
     "generator": a_function(rolls_out),
     "patched": patched_while_it_runs,
