@@ -18,14 +18,7 @@ from typing import Final
 
 import torch.distributed as dist
 
-from pytest_torchmem.record.torch_api.distributed import (
-    make_gloo_without_partners,
-    refuse_calls_between_ranks,
-    refuse_unsent_objects,
-    replace_rendezvous,
-    save_what_one_rank_has,
-    tell_sizes_of_groups,
-)
+from pytest_torchmem.record.torch_api import distributed
 
 #: NCCL's name for a communicator. Rank 0 makes it up, and the simulated NCCL does not look at it.
 _UNIQUE_ID: Final = bytes(128)
@@ -41,12 +34,12 @@ _STORES: Final[list[MirroredStore]] = []
 def join() -> None:
     """Let ``init_process_group`` return at once; torch calls this when it is imported."""
     if dist.is_available():
-        replace_rendezvous(_rendezvous)
-        make_gloo_without_partners()
-        refuse_unsent_objects(_no_object)
-        refuse_calls_between_ranks(_no_calls)
-        save_what_one_rank_has()
-        tell_sizes_of_groups(_tell_nccl)
+        distributed.replace_rendezvous(_rendezvous)
+        distributed.make_gloo_without_partners()
+        distributed.refuse_unsent_objects(_no_object)
+        distributed.refuse_calls_between_ranks(_no_calls)
+        distributed.save_what_one_rank_has()
+        distributed.tell_sizes_of_groups(_tell_nccl)
 
 
 def _no_object() -> dist.DistBackendError:

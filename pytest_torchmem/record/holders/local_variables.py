@@ -20,14 +20,7 @@ from typing import Final, TypeAlias
 import torch
 
 from pytest_torchmem.record.heap import is_a, referents, running_frames, variables_of
-from pytest_torchmem.record.holders.paths import (
-    attributes_of,
-    is_machinery,
-    key_text,
-    place_of_frame,
-    tidy,
-    variable,
-)
+from pytest_torchmem.record.holders import paths
 from pytest_torchmem.record.holders.search import Place, ways_in_garbage, young_garbage
 from pytest_torchmem.record.owners.autograd_graph import graph_holdings
 from pytest_torchmem.record.owners.places import answers, places_of
@@ -89,12 +82,12 @@ def _places(frames: Iterable[types.FrameType]) -> Ways:
     graphs: list[tuple[torch.Tensor, str]] = []
     for frame in frames:
         for tensor, way in _tensors(_variables(frame), frame.f_code.co_name):
-            by = tidy(way)
+            by = paths.tidy(way)
             for place in places_of(tensor):
                 found.setdefault(place, by)
             if tensor.is_leaf:
                 for place in places_of(autograd.gradient_of(tensor)):
-                    found.setdefault(place, tidy(f"{way}.grad"))
+                    found.setdefault(place, paths.tidy(f"{way}.grad"))
             elif len(graphs) < _GRAPHS:
                 graphs.append((tensor, f"{by}, in its autograd graph"))
     for tensor, by in graphs:
@@ -111,7 +104,7 @@ def _frames() -> Iterator[types.FrameType]:
     count = 0
     while frame is not None and count < _FRAMES:
         module = frame.f_globals.get("__name__", "")
-        if is_machinery(module):
+        if paths.is_machinery(module):
             if count:
                 return
         elif module != "contextlib" and frame.f_code.co_flags & _FUNCTION == _FUNCTION:
@@ -128,7 +121,7 @@ def _variables(frame: types.FrameType) -> dict[str, object]:
 def _tensors(variables: dict[str, object], function: str) -> Iterator[tuple[torch.Tensor, str]]:
     """Every tensor below a function's variables with the way to it, the shortest ways first."""
     waiting: deque[tuple[object, str]] = deque(
-        (value, variable(name, function)) for name, value in variables.items()
+        (value, paths.variable(name, function)) for name, value in variables.items()
     )
     seen: set[int] = set()
     while waiting and len(seen) < OBJECTS:
@@ -139,14 +132,14 @@ def _tensors(variables: dict[str, object], function: str) -> Iterator[tuple[torc
         if is_a(thing, torch.Tensor):
             if answers(thing):
                 yield thing, way
-        elif not is_machinery(type(thing).__module__):
+        elif not paths.is_machinery(type(thing).__module__):
             waiting.extend((part, way + step) for part, step in _parts(thing))
 
 
 def _parts(thing: object) -> Iterator[tuple[object, str]]:
     """Yield what an object holds, each with the step that leads there."""
     if is_a(thing, dict):
-        yield from ((value, f"[{key_text(key)}]") for key, value in dict.items(thing))
+        yield from ((value, f"[{paths.key_text(key)}]") for key, value in dict.items(thing))
     elif is_a(thing, (list, tuple, deque)):
         yield from ((item, f"[{place}]") for place, item in enumerate(thing))
     elif is_a(thing, (set, frozenset)):
@@ -163,7 +156,7 @@ def _parts(thing: object) -> Iterator[tuple[object, str]]:
     else:
         if is_a(thing, BaseException):
             yield from _in_frames(thing)
-        yield from ((value, f".{name}") for name, value in attributes_of(thing).items())
+        yield from ((value, f".{name}") for name, value in paths.attributes_of(thing).items())
 
 
 def _in_frames(error: BaseException) -> Iterator[tuple[object, str]]:
@@ -173,8 +166,8 @@ def _in_frames(error: BaseException) -> Iterator[tuple[object, str]]:
         frame = traceback.tb_frame
         # A frame that somebody runs has been looked at by itself.
         is_over = frame not in running_frames()
-        if is_over and not is_machinery(frame.f_globals.get("__name__", "")):
-            way = f", frame of {place_of_frame(frame)}: "
+        if is_over and not paths.is_machinery(frame.f_globals.get("__name__", "")):
+            way = f", frame of {paths.place_of_frame(frame)}: "
             yield from ((value, way + name) for name, value in _variables(frame).items())
         traceback = traceback.tb_next
     yield error.__cause__, ".__cause__"

@@ -11,14 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-from pytest_torchmem.record.heap import (
-    frozen_objects,
-    is_a,
-    referents,
-    referrers_among,
-    running_frames,
-    variables_of,
-)
+from pytest_torchmem.record import heap
 
 _DEPTH: Final = 20
 # From a frame over its tracebacks and the exception to a name is not far.
@@ -61,7 +54,7 @@ class Searcher:
         # The first container after the name on each way, by id().
         self._containers: dict[int, object] = {}
         self._nearby: dict[int, str] | None = None
-        self._frozen = frozen_objects()
+        self._frozen = heap.frozen_objects()
 
     def path_to(self, target: object, ignored: Collection[int] = ()) -> str:
         """Return how to get to ``target``: ``models.CACHE['last'][0]``; ``""`` if no name does.
@@ -86,10 +79,10 @@ class Searcher:
         names, frames = _local_variables()
         objects = gc.get_objects()  # no list display: it would be in itself
         objects += self._frozen
-        above = referrers_among(objects, targets)
+        above = heap.referrers_among(objects, targets)
         holders = (h for h in above if id(h) not in frames and id(h) not in ignored)
         referred = {
-            id(held) for h in holders if not _holds_for_machinery(h) for held in referents(h)
+            id(held) for h in holders if not _holds_for_machinery(h) for held in heap.referents(h)
         }
         return {id(target) for target in targets} - referred - names.keys()
 
@@ -127,7 +120,7 @@ class Searcher:
             for thing in front:
                 if name := names.get(id(thing)):
                     return self._found(name, thing, ways, below), ""
-            above = [*gc.get_referrers(*front), *referrers_among(self._frozen, front)]
+            above = [*gc.get_referrers(*front), *heap.referrers_among(self._frozen, front)]
             following: list[object] = []
             for holder in above:
                 if (held := _led_to(holder, ways, skipped)) is None:
@@ -164,7 +157,7 @@ class Searcher:
             # The interpreter's own note of the last exception is nothing that a program keeps.
             self._keepers[id(holder)] = "" if keeper.startswith("sys.last_") else keeper
         keeper = self._keepers[id(holder)]
-        if is_a(holder, types.FrameType):
+        if heap.is_a(holder, types.FrameType):
             what = f"frame of {place_of_frame(holder)}"
             return f"{keeper}, {what}: " if keeper else f"a {what} that a traceback keeps: "
         what = f"suspended {getattr(holder, '__qualname__', '')}"
@@ -189,35 +182,35 @@ def _led_to(holder: object, ways: Mapping[int, str], skipped: set[int]) -> objec
     """Return what is on a way and ``holder`` refers to; None for a holder that leads nowhere."""
     if id(holder) in ways or id(holder) in skipped or _holds_for_machinery(holder):
         return None
-    return next((held for held in referents(holder) if id(held) in ways), None)
+    return next((held for held in heap.referents(holder) if id(held) in ways), None)
 
 
 def step_from(holder: object, held: object, way: str) -> str:
     """Return the way from ``holder``, which refers to ``held``, from where ``way`` goes on."""
-    if is_a(holder, dict):
+    if heap.is_a(holder, dict):
         key = _key(holder, held)
         return f".{key[1:-1]}{way}" if _root(holder) else f"[{key}]{way}"
-    if is_a(holder, (list, tuple)):
+    if heap.is_a(holder, (list, tuple)):
         place = next((n for n, item in enumerate(holder) if item is held), 0)
         return f"[{place}]{way}"
-    if is_a(holder, (types.CellType, types.TracebackType)):
+    if heap.is_a(holder, (types.CellType, types.TracebackType)):
         return way
     names = _namespace(holder)
-    if is_a(holder, types.FrameType):
-        if is_a(held, types.FrameType):
+    if heap.is_a(holder, types.FrameType):
+        if heap.is_a(held, types.FrameType):
             return way
         # Before Python 3.13 somebody may have asked for the variables: then a dict holds them, too.
         names = holder.f_locals
-    if (held is names or is_a(holder, type)) and (match := _FIRST_KEY.match(way)):
+    if (held is names or heap.is_a(holder, type)) and (match := _FIRST_KEY.match(way)):
         # The key that led out of the namespace is the attribute's name.
         return f".{match[1]}{way[match.end() :]}"
-    if is_a(holder, types.FunctionType):
+    if heap.is_a(holder, types.FunctionType):
         return _step_of_function(holder, held, way)
-    if is_a(holder, types.FrameType):
+    if heap.is_a(holder, types.FrameType):
         return _from_named(names, held, way)
     if (frame_of := _FRAME_OF.get(type(holder))) is not None:
         frame = frame_of(holder)
-        return _from_named(variables_of(frame), held, way) if frame else way
+        return _from_named(heap.variables_of(frame), held, way) if frame else way
     return _from_named(attributes_of(holder), held, way)
 
 
@@ -258,11 +251,11 @@ def attributes_of(holder: object) -> dict[str, object]:
 
 def _items(holder: object) -> Iterator[tuple[str, object]]:
     """Return the parts of an object that may hold more, each with the step to it."""
-    if is_a(holder, dict):
+    if heap.is_a(holder, dict):
         steps = [(f"[{key_text(key)}]", item) for key, item in list(holder.items())]
-    elif is_a(holder, (list, tuple)):
+    elif heap.is_a(holder, (list, tuple)):
         steps = [(f"[{number}]", item) for number, item in enumerate(holder)]
-    elif is_a(holder, (deque, set)):
+    elif heap.is_a(holder, (deque, set)):
         steps = [("", item) for item in list(holder)]
     else:
         steps = [(f".{name}", item) for name, item in attributes_of(holder).items()]
@@ -271,19 +264,19 @@ def _items(holder: object) -> Iterator[tuple[str, object]]:
 
 def _is_entered(thing: object) -> bool:
     """Return whether ``thing`` is the program's data: neither code, nor known by its own name."""
-    return not (is_a(thing, _CODE) or _root(thing) or _holds_for_machinery(thing))
+    return not (heap.is_a(thing, _CODE) or _root(thing) or _holds_for_machinery(thing))
 
 
 def _root(holder: object) -> str:
     """The name of something that a reader can find by it; ``""`` for anything else."""
-    if is_a(holder, types.ModuleType):
+    if heap.is_a(holder, types.ModuleType):
         return str(holder.__name__)
-    if is_a(holder, dict):
+    if heap.is_a(holder, dict):
         module = sys.modules.get(str(holder.get("__name__", "")))
         return module.__name__ if module is not None and vars(module) is holder else ""
-    if is_a(holder, type):
+    if heap.is_a(holder, type):
         return f"{holder.__module__}.{holder.__qualname__}"
-    if is_a(holder, types.FunctionType):
+    if heap.is_a(holder, types.FunctionType):
         module = sys.modules.get(holder.__module__ or "")
         known = getattr(module, holder.__name__, None) is holder
         return f"{holder.__module__}.{holder.__qualname__}" if known else ""
@@ -300,7 +293,7 @@ def _is_stopped_code(holder: object, held: object) -> bool:
     A frame also refers to the one that called it.
     """
     kinds = (types.FrameType, *_FRAME_OF)
-    return is_a(holder, kinds) and not is_a(held, types.FrameType)
+    return heap.is_a(holder, kinds) and not heap.is_a(held, types.FrameType)
 
 
 def _local_variables() -> tuple[dict[int, str], set[int]]:
@@ -310,11 +303,11 @@ def _local_variables() -> tuple[dict[int, str], set[int]]:
     """
     names: dict[int, str] = {}
     frames: set[int] = set()
-    for frame in running_frames():
+    for frame in heap.running_frames():
         frames.add(id(frame))
         is_program = not is_machinery(frame.f_globals.get("__name__", ""))
         if is_program and frame.f_code.co_name != "<module>":
-            for name, value in variables_of(frame).items():
+            for name, value in heap.variables_of(frame).items():
                 names.setdefault(id(value), variable(name, place_of_frame(frame)))
     return names, frames
 
@@ -326,7 +319,7 @@ def place_of_frame(frame: types.FrameType) -> str:
 
 
 def _holds_for_machinery(holder: object) -> bool:
-    if is_a(holder, types.FrameType):
+    if heap.is_a(holder, types.FrameType):
         return is_machinery(holder.f_globals.get("__name__", ""))
     return is_machinery(type(holder).__module__) and not _root(holder)
 
@@ -352,7 +345,7 @@ def key_text(key: object) -> str:
 
 
 def _kind(holder: object) -> Sequence[str]:
-    plain = is_a(holder, (dict, list, tuple, set, types.CellType, types.MethodType))
+    plain = heap.is_a(holder, (dict, list, tuple, set, types.CellType, types.MethodType))
     kind = f"{type(holder).__module__}.{type(holder).__qualname__}"
     return [] if plain else [f"an object of type {kind}: "]
 
