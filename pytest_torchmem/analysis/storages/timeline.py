@@ -277,8 +277,11 @@ class Reconciliation:
             found.append((ranks, np.diff([0, *others["held_bytes"]])))
         if tree.trace.meta.get("totals_of_all_threads"):
             found.append(self._seen_of_others())
+        # What is freed alone makes nothing rise.
+        if not any(np.any(changes > 0) for _, changes in found):
+            return found
         foreign = self.evidence.foreign & np.isfinite(storages.died)
-        again, sizes = self._freed_again if found else (np.zeros(0), np.zeros(0, np.int64))
+        again, sizes = self._freed_again
         return [
             _in_order(
                 np.concatenate([ranks, storages.died[foreign], again]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchmem.analysis.pipeline import analyze_trace
+from pytest_torchmem.analysis.storages.timeline import Reconciliation
 from pytest_torchmem.values.trace import MarkKind, Ownership
 from tests.builders import Block, TraceBuilder
 
@@ -98,6 +99,23 @@ def test_a_total_of_all_threads_tells_what_others_hold_between_operators():
     trace.meta["totals_of_all_threads"] = True
     profile = analyze_trace(trace)
     assert (profile.others_bytes, profile.unexplained_bytes) == (50, 0)
+
+
+def test_what_others_free_is_not_looked_for_where_they_make_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The look takes as much memory as all else that a long body's allocations need."""
+    monkeypatch.setattr(Reconciliation, "_freed_again", property(lambda _: pytest.fail("a look")))
+    builder = TraceBuilder()
+    builder.free(builder.alloc(10))
+    trace = builder.build()
+    trace.meta["totals_of_all_threads"] = True
+    trace.allocations["total_allocated"] = [110, 100]
+    profile = analyze_trace(trace)
+    assert (profile.others_bytes, profile.unexplained_bytes) == (0, 0)
+    trace.allocations["total_allocated"] = [110, 104]
+    with pytest.raises(pytest.fail.Exception):
+        analyze_trace(trace).others_bytes  # noqa: B018 - it is computed when asked for
 
 
 def test_what_a_thread_made_is_gone_once_the_recorded_one_frees_it():
