@@ -32,6 +32,7 @@ _OPENED_BY_NAME: Final = {"libnvidia-ml.so.1", "libcuda.so.1", "libcuda.so"}
 # Most symbols name the version of a library; the others are known by how they begin.
 _UNVERSIONED: Final = re.compile(r"(cu[A-Z]|cuFile|cudnn|curand|nccl|cusparseLt|nvshmem|nvtx)\w+$")
 _VERSIONS_OF_OTHERS: Final = ("GLIBC", "CXXABI", "GOMP", "OMP", "GCC")
+_OF_TORCH: Final = ("_ZN3c10", "_ZN4c10d")
 _NO_VERSION: Final = "SIMULATED"
 
 
@@ -149,8 +150,8 @@ def _link(
     """Link the library: it has each function that torch asks for, under the version asked for."""
     asked = {name for names in by_version.values() for name in names}
     defined = {name for path in objects for name in ElfFile(path).functions()}
-    # Mangled names are of functions within the library, but for one, which replaces one of torch.
-    defined = {n for n in defined if not n.startswith("_Z") or n.startswith("_ZN3c10")}
+    # Mangled names are of functions within the library, but for those that replace some of torch.
+    defined = {n for n in defined if not n.startswith("_Z") or n.startswith(_OF_TORCH)}
     by_version.setdefault(_NO_VERSION, set()).update(looked_up - asked, defined - asked)
     rest = out.parent / "rest.cpp"
     missing = sorted((asked | looked_up) - defined)

@@ -351,6 +351,29 @@ def test_a_rank_that_fails_ends(pytester):
 
 
 @pytest.mark.usefixtures("gpu")
+def test_a_short_step_keeps_what_a_long_one_keeps_of_ddps_buckets(pytester):
+    # What `DDP` waits for is a future, and NCCL's watchdog, which wakes each 100 ms, lets go.
+    code = """
+    import sys, time
+    for pause_s in map(float, sys.argv[1:]):
+        model = nn.parallel.DistributedDataParallel(nn.Linear(1024, 1024, device="cuda"))
+        for _ in range(3):
+            torch.cuda.reset_peak_memory_stats()
+            model(torch.ones(4, 1024, device="cuda")).sum().backward()
+            model.zero_grad()
+            time.sleep(pause_s)
+        print(torch.cuda.max_memory_allocated())
+        del model
+    """
+    path = pytester.makepyfile(program=PROGRAM + _dedented(code))
+    command = ("simulate", "--gpu", "H100x8", "--world", "8", "--", "python", path)
+    run = pytester.run(sys.executable, "-m", "pytest_torchmem", *command, *["0"] * 4, "0.3")
+    assert run.ret == 0, run.stderr.str()
+    assert len(run.outlines) == 5
+    assert len(set(run.outlines)) == 1
+
+
+@pytest.mark.usefixtures("gpu")
 def test_pytest_runs_as_a_rank_and_says_so(pytester):
     pytester.makepyfile(
         """

@@ -88,6 +88,8 @@ void enqueue(cudaStream_t stream, double microseconds);
 uint64_t work_so_far();
 // The host waits for a stream, as it does for a copy to its own memory.
 void wait_for(cudaStream_t stream);
+// Whether streams that this thread tells to wait for another one go on.
+void ignore_waits(bool on);
 // Whether a stream's work is captured into a graph.
 bool is_capturing(cudaStream_t stream);
 // Does a piece of work that changes memory: now, or at each launch of the graph that a stream's work
