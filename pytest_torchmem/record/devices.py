@@ -6,9 +6,9 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -241,12 +241,14 @@ class HistoryEntry:
     Attributes:
         size_bytes: What was requested, also where it is freed.
         time_ns: When, on the profiler's clock, in steps of a microsecond.
+        calls: The file, line and name of each Python call around it, innermost first, if known.
     """
 
     is_allocation: bool
     pointer: int
     size_bytes: int
     time_ns: int
+    calls: tuple[tuple[str, int, str], ...] = ()
 
 
 class AllocatorHistory:
@@ -263,7 +265,7 @@ class AllocatorHistory:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._reads = False
-        self._switched_on = False
+        self._switched_on = self._keeps_calls = False
         self._since_us = self._until_us = self.allocated = 0
         self.requests: list[tuple[int, int]] | None = None
 
@@ -272,6 +274,15 @@ class AllocatorHistory:
         if self._reads and not allocator.history_is_recorded():
             allocator.record_history(True)
             self._switched_on = True
+
+    def keep_calls(self) -> None:
+        """Note the Python calls around what is allocated from now on.
+
+        The profiler has none of a thread that the body starts.
+        """
+        if self._switched_on and not self._keeps_calls:
+            self._keeps_calls = True
+            allocator.record_history(True, with_calls=True)
 
     def begin(self) -> None:
         """Note that a session of the profiler begins; what came before is none of its entries."""
@@ -290,7 +301,11 @@ class AllocatorHistory:
             return []
         entries = [
             HistoryEntry(
-                entry["action"] == "alloc", entry["addr"], entry["size"], entry["time_us"] * 1000
+                entry["action"] == "alloc",
+                entry["addr"],
+                entry["size"],
+                entry["time_us"] * 1000,
+                tuple(_calls(entry)) if self._keeps_calls else (),
             )
             for entry in allocator.history(self._device.index or 0)
             if entry["action"] in ("alloc", "free_requested")
@@ -328,6 +343,11 @@ class AllocatorHistory:
         if self._switched_on:
             self._switched_on = False
             allocator.record_history(False)
+
+
+def _calls(entry: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
+    for frame in entry.get("frames", ()):
+        yield frame["filename"], frame["line"], frame["name"]
 
 
 def requested_bytes(

@@ -115,7 +115,7 @@ class Recorder:
         self._points = SafePoints(self._cut)
         self._cut_after_s = _FIRST_CUT_S
         self._count = KeptCount()
-        self._threads = ThreadWatch(device, self._lose_session)
+        self._threads = ThreadWatch(device, self._history.keep_calls, self._lose_session)
         self._functorch = FunctorchWatch(
             self._watch.note_call, lambda: autograd.await_engine(self._device)
         )
@@ -455,8 +455,8 @@ class Recorder:
             self._foresee(seconds, tables.read_count)
             if entries := self._history.read():
                 device = self._reader.device_names.number(str(self._device))
-                unnamed, total = self._reader.strings.number(""), self._history.allocated
-                tables = with_lost(tables, device, entries, unnamed=unnamed, allocated=total)
+                total, number = self._history.allocated, self._reader.strings.number
+                tables = with_lost(tables, device, entries, number=number, allocated=total)
             self._segments.append(tables.packed())
             self._weigh(self._segments[-1])
             self._threads.look_at(result, self._reader.threads)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -182,3 +185,45 @@ def test_what_a_backward_pass_within_a_transform_makes_has_the_line_of_its_call(
     made = [found for found in result.peak.live if found.phase is Phase.BACKWARD]
     assert made
     assert {found.source and found.source.line for found in made} == {call}
+
+
+Run = Callable[[Callable[[], None]], object]
+
+
+@contextmanager
+def _thread() -> Iterator[Run]:
+    def run(work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    yield run
+
+
+@contextmanager
+def _pool_from_before() -> Iterator[Run]:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        yield lambda work: pool.submit(work).result()
+
+
+@pytest.mark.parametrize("begin", [_thread, _pool_from_before])
+def test_what_another_thread_makes_has_its_line(
+    cuda: torch.device, begin: Callable[[], AbstractContextManager[Run]]
+) -> None:
+    kept = [torch.ones(MiB, device=cuda)]
+
+    def work() -> None:
+        kept.append(torch.ones(MiB, device=cuda))
+
+    def body() -> None:
+        kept.append(torch.ones(MiB, device=cuda))
+        run(work)
+
+    with begin() as run:
+        result = measured(cuda, body)
+    sources = (found.source for found in result.peak.live)
+    places = {(source.function, source.line) for source in sources if source}
+    assert places == {(f.__name__, f.__code__.co_firstlineno + 1) for f in (body, work)}
+    assert result.peak.total == 8 * MiB
+    assert result.notes == ()

@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import sys
 
 import pytest
 import torch
@@ -395,6 +396,15 @@ def test_a_value_that_is_not_exact_is_told_with_the_line_that_read_it():
     (said,) = measured.result.blind_spots
     assert said.startswith("the body read values that are not exact on a simulated GPU 2 times, ")
     assert f"first in tests/simulate/test_values_on_a_simulated_gpu.py:{line + 4};" in said
+
+
+def test_a_value_that_autograds_own_thread_reads_has_the_line_of_the_backward_pass():
+    line = sys._getframe().f_lineno
+    with pytest_torchmem.measure(device=CUDA) as measured:
+        product = unknown(4, 4).requires_grad_().prod()
+        product.backward()
+    (said,) = measured.result.blind_spots
+    assert f"first in tests/simulate/test_values_on_a_simulated_gpu.py:{line + 3};" in said
 
 
 def test_nothing_is_told_of_values_that_are_exact():

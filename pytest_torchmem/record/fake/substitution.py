@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from pytest_torchmem.record.fake.known_values import KnownValues
-from pytest_torchmem.record.torch_api import fake_tensors
+from pytest_torchmem.record.torch_api import autograd, fake_tensors
 from pytest_torchmem.record.torch_api.modules import (
     OPTIMIZERS_OWN,
     OWN_ATTRIBUTES,
@@ -203,7 +203,7 @@ class Substitution:
         if fake is None:
             make = self._elsewhere if is_fake else functools.partial(self._make, move=move)
             # Asking others than leaves warns.
-            grad = tensor.grad if tensor.is_leaf else None
+            grad = tensor.grad if autograd.is_leaf(tensor) else None
             fake = make(tensor)
             self._fakes[id(tensor)] = (tensor, grad, weakref.ref(fake))
         return fake
@@ -224,7 +224,7 @@ class Substitution:
 
     def _make(self, tensor: torch.Tensor, *, move: bool) -> torch.Tensor:
         # What an input was computed from is no part of the program.
-        own = tensor if tensor.is_leaf else tensor.detach().requires_grad_()
+        own = tensor if autograd.is_leaf(tensor) else tensor.detach().requires_grad_()
         try:
             fake = self.mode.from_tensor(own)
         except fake_tensors.OPERATOR_ERRORS as error:

@@ -85,7 +85,7 @@ def _places(frames: Iterable[types.FrameType]) -> Ways:
             by = paths.tidy(way)
             for place in places_of(tensor):
                 found.setdefault(place, by)
-            if tensor.is_leaf:
+            if autograd.is_leaf(tensor):
                 for place in places_of(autograd.gradient_of(tensor)):
                     found.setdefault(place, paths.tidy(f"{way}.grad"))
             elif len(graphs) < _GRAPHS:

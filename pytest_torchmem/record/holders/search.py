@@ -114,10 +114,10 @@ def _held_by(tensor: torch.Tensor | torch.UntypedStorage) -> Iterator[tuple[Plac
         return
     for place in places_of(tensor):
         yield place, ""
-    if tensor.is_leaf:
+    if autograd.is_leaf(tensor):
         for place in places_of(autograd.gradient_of(tensor)):
             yield place, ".grad"
-    if tensor.grad_fn is not None:
+    if autograd.has_graph(tensor):
         holdings = graph_holdings([tensor])
         for held in (*holdings.saved, *holdings.leaves):
             for place in places_of(held):

@@ -89,7 +89,7 @@ def _nodes_of(root: object) -> list[Node | None]:
     if isinstance(root, GradientEdge):
         return [root.node]
     if isinstance(root, torch.Tensor) and answers(root):
-        return [level.grad_fn for level in autograd.levels_of(root)]
+        return [autograd.node_of(level) for level in autograd.levels_of(root)]
     return []
 
 

@@ -358,7 +358,7 @@ def _where_others_stand() -> dict[int, tuple[FrameType, int]]:
 def _gradients(found: list[object]) -> list[object]:
     """Return what is in a ``.grad``, which may have no Python object until we ask."""
     with dispatcher.unseen_by_modes():
-        leaves = [tensor for tensor in _tensors(found) if tensor.is_leaf]
+        leaves = filter(autograd.is_leaf, _tensors(found))
         return [g for g in map(autograd.gradient_of, leaves) if g is not None]
 
 

@@ -182,9 +182,9 @@ class OwnershipWatch:
         live = find_live()
         tensors = live.tensors
         self._modules.update(live.modules)
-        holdings = graph_holdings(t for t in tensors if t.grad_fn is not None)
+        holdings = graph_holdings(t for t in tensors if autograd.has_graph(t))
         # What a graph saved and what is in a ``.grad`` may have no Python object until we ask.
-        gradients = (autograd.gradient_of(t) for t in tensors if t.is_leaf)
+        gradients = map(autograd.gradient_of, filter(autograd.is_leaf, tensors))
         for tensor in (*tensors, *holdings.saved, *(g for g in gradients if g is not None)):
             self._log.owner(mark, Ownership.LIVE, tensor)
             self._follow_storages(tensor)
@@ -231,7 +231,7 @@ class OwnershipWatch:
         self._log_graphs(mark, find_live().tensors)
 
     def _log_graphs(self, mark: int, tensors: Iterable[torch.Tensor]) -> None:
-        self._log_holdings(mark, graph_holdings(t for t in tensors if t.grad_fn is not None))
+        self._log_holdings(mark, graph_holdings(t for t in tensors if autograd.has_graph(t)))
 
     @quiet
     def note_call(self, read: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> int:

@@ -43,11 +43,13 @@ def name_thread(name: str) -> None:
 class ThreadMemory:
     """Counts what other threads allocate on the CPU, in stretches that each opens and closes.
 
-    Memory of other devices cannot be counted so: who allocates there is known by name.
+    Memory of other devices cannot be counted so: who allocates there is known by name. ``seen`` is
+    called on such a thread before it runs torch.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, seen: Callable[[], None]) -> None:
         self._is_counted = device.type == "cpu"
+        self._seen = seen
         self._changes: list[tuple[int, int]] = []
         self._names: set[str] = set()
         self._uncounted: set[str] = set()
@@ -59,7 +61,7 @@ class ThreadMemory:
     def install(self, patches: Installed) -> None:
         """Count all work of executors from now on, those that were there before included."""
         patches.finally_do(self._end)
-        if self._is_counted and "concurrent.futures.thread" in sys.modules:
+        if "concurrent.futures.thread" in sys.modules:
             patches.replace(RUN_ITEM, self._counted_item)
 
     def _end(self) -> None:
@@ -83,6 +85,7 @@ class ThreadMemory:
         if hasattr(_LOCAL, "stretch"):
             return False
         name = thread_name()
+        self._seen()
         if not self._is_counted or profiler.profiler_is_active():
             self._uncounted.add(name)
             return False

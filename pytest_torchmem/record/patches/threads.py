@@ -55,11 +55,14 @@ _WAITS: Final = frozenset(
 class ThreadWatch:
     """Learns which other threads run torch while a body is recorded, and what they allocate.
 
-    ``profiled`` is called where one of them begins a profiler of its own.
+    ``seen`` is called before one of them runs torch, ``profiled`` where one begins a profiler of
+    its own.
     """
 
-    def __init__(self, device: torch.device, profiled: Callable[[], None]) -> None:
-        self._memory = ThreadMemory(device)
+    def __init__(
+        self, device: torch.device, seen: Callable[[], None], profiled: Callable[[], None]
+    ) -> None:
+        self._memory = ThreadMemory(device, seen)
         self._switch = profiler.all_threads_switch() if device.type == "cpu" else None
         self._profiled = profiled
         self._existing: list[threading.Thread] = []

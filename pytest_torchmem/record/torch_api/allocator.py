@@ -79,11 +79,14 @@ def history_is_recorded() -> bool:
     return bool(is_enabled and is_enabled())
 
 
-def record_history(on: bool) -> None:
-    """Switch the allocator's history on, without stacks and from now, or off."""
+def record_history(on: bool, *, with_calls: bool = False) -> None:
+    """Switch the allocator's history on from now, or off; entries that it has stay if it is on.
+
+    ``with_calls`` has the Python calls around each allocation, in every thread.
+    """
     record: Any = torch.cuda.memory._record_memory_history
     if on:
-        record("all", context=None, stacks="python")
+        record("all", context="alloc" if with_calls else None, stacks="python")
     else:
         record(None)
 

@@ -63,6 +63,30 @@ def levels_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     return levels
 
 
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Return whether no graph made a tensor; False where torch does not say.
+
+    It refuses to for a view that was made with others at once, as by ``split``, when their base was
+    changed in place since.
+    """
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
+
+
+def node_of(tensor: torch.Tensor) -> Node | None:
+    """Return the node of the graph that made a tensor; None for none, and see `is_leaf`."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def has_graph(tensor: torch.Tensor) -> bool:
+    return node_of(tensor) is not None
+
+
 _TRANSFORMS: Final = "torch._functorch.eager_transforms"
 #: The functions that enter and leave each kind of transform. They are called by the names that they
 #: were imported under.

@@ -2,13 +2,14 @@
 
 The tree begins with what runs on the CPU: an allocation on a GPU that stands below no operator and
 no Python call is left out, as in a backward pass whose operators are not observed. And a thread of
-autograd's may let go of memory when the profiler no longer listens to it. The history has both.
+autograd's may let go of memory when the profiler no longer listens to it. The history has both, and
+what a thread allocates that the body starts, with the Python calls around it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.record.devices import HistoryEntry
+from pytest_torchmem.record.tree.python_calls import full_path
 from pytest_torchmem.values.trace import ALLOCATION, EVENT, EventKind, Scope
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class _Lost:
     pointer: int
     size_bytes: int
     time_ns: int
+    calls: Sequence[tuple[str, int, str]] = ()
     allocated: int = 0
 
 
@@ -41,14 +44,14 @@ def with_lost(
     device: int,
     entries: Sequence[HistoryEntry],
     *,
-    unnamed: int = 0,
+    number: Callable[[str], int],
     allocated: int = 0,
 ) -> Tables:
     """Return the tables with a row for each allocation and free that the tree lacks.
 
     ``device`` is the device's number in the tables, ``entries`` its allocator's history, oldest
-    first. New events get ``unnamed`` as the number of their name. ``allocated`` is the allocator's
-    total before the first entry, for where the tree has nothing that says it.
+    first. ``number`` gives a text its number. ``allocated`` is the allocator's total before the
+    first entry, for where the tree has nothing that says it.
     """
     rows = np.flatnonzero(tables.allocations["device"] == device)
     if len(rows) == len(entries):
@@ -58,9 +61,8 @@ def with_lost(
     lost = list(_lost(entries, seen, times.tolist(), allocated))
     if not lost:
         return tables
-    events, allocations = _rows(tables, lost)
+    events, allocations = _rows(tables, lost, number)
     allocations["device"] = device
-    events["name"] = unnamed
     return replace(
         tables,
         events=np.concatenate([tables.events, events]),
@@ -89,7 +91,7 @@ def _lost(
                 blocks[entry.pointer] = size = rounded
             else:
                 size = -blocks.pop(entry.pointer, rounded)
-            waiting.append(_Lost(entry.pointer, size, now))
+            waiting.append(_Lost(entry.pointer, size, now, entry.calls))
             continue
         size = int(seen["size_bytes"][row])
         if size > 0:
@@ -148,19 +150,36 @@ def _rounded(size_bytes: int) -> int:
     return -(-size_bytes // _BLOCK_UNIT_BYTES) * _BLOCK_UNIT_BYTES
 
 
-def _rows(tables: Tables, lost: Sequence[_Lost]) -> tuple[NDArray[np.void], NDArray[np.void]]:
-    """`trace.EVENT` and `trace.ALLOCATION` rows that come after those of the tables."""
-    numbers = len(tables.events) + np.arange(len(lost))
-    events = np.zeros(len(lost), EVENT)
-    events["kind"], events["scope"] = EventKind.ALLOCATION, Scope.NONE
-    for column in ("parent", "file", "line", "sequence"):
+def _rows(
+    tables: Tables, lost: Sequence[_Lost], number: Callable[[str], int]
+) -> tuple[NDArray[np.void], NDArray[np.void]]:
+    """`trace.EVENT` and `trace.ALLOCATION` rows that come after those of the tables.
+
+    Each allocation stands below the calls around it, outermost first; a row's line is the one of
+    its caller that was running.
+    """
+    depths = np.array([len(one.calls) for one in lost])
+    places = np.cumsum(depths + 1) - 1
+    events = np.zeros(places[-1] + 1, EVENT)
+    first = len(tables.events)
+    events["kind"], events["scope"] = EventKind.PY_CALL, Scope.NONE
+    events["kind"][places] = EventKind.ALLOCATION
+    for column in ("file", "line", "sequence"):
         events[column] = -1
+    events["parent"] = first - 1 + np.arange(len(events))
+    events["parent"][places - depths] = -1
+    events["name"] = number("")
     # The history does not name the thread. It was none that has a tree.
     events["thread"] = tables.events["thread"].max(initial=-1) + 1
-    events["end"] = numbers + 1
-    events["start_ns"] = events["end_ns"] = [one.time_ns for one in lost]
+    events["end"] = first + 1 + np.repeat(places, depths + 1)
+    times_ns = [one.time_ns for one in lost]
+    events["start_ns"] = events["end_ns"] = np.repeat(times_ns, depths + 1)
+    for place, one in zip(places.tolist(), lost, strict=True):
+        for out, (file, line, name) in enumerate(one.calls, 1):
+            events[["file", "name"]][place - out] = number(full_path(file)), number(name)
+            events["line"][place - out + 1] = line
     allocations = np.zeros(len(lost), ALLOCATION)
-    allocations["event"] = numbers
+    allocations["event"] = first + places
     allocations["ptr"] = [one.pointer for one in lost]
     allocations["size_bytes"] = [one.size_bytes for one in lost]
     allocations["total_allocated"] = [one.allocated for one in lost]

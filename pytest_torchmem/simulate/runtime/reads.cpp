@@ -33,6 +33,9 @@ struct Python {
   int (*ensure)() = of_python<int (*)()>("PyGILState_Ensure");
   void (*release)(int) = of_python<void (*)(int)>("PyGILState_Release");
   Object (*thread)() = of_python<Object (*)()>("PyGILState_GetThisThreadState");
+  Object (*interpreter)() = of_python<Object (*)()>("PyInterpreterState_Get");
+  Object (*first_thread)(Object) = of_python<Object (*)(Object)>("PyInterpreterState_ThreadHead");
+  Object (*next_thread)(Object) = of_python<Object (*)(Object)>("PyThreadState_Next");
   Object (*frame_of)(Object) = of_python<Object (*)(Object)>("PyThreadState_GetFrame");
   Object (*caller_of)(Object) = of_python<Object (*)(Object)>("PyFrame_GetBack");
   Object (*code_of)(Object) = of_python<Object (*)(Object)>("PyFrame_GetCode");
@@ -63,9 +66,13 @@ bool is_compiled(const std::string& file) {
   return folder && !file.compare(0, std::strlen(folder), folder);
 }
 
+bool is_of_this_package(const std::string& file) {
+  return file.find("/pytest_torchmem/") != std::string::npos;
+}
+
 bool is_of_the_program(const std::string& file) {
   return !file.empty() && !is_compiled(file) && file[0] != '<' && file.compare(0, folder_of_torch().size(), folder_of_torch()) &&
-         file.find("/pytest_torchmem/") == std::string::npos;
+         !is_of_this_package(file);
 }
 
 std::string file_of(const Python& python, Object frame) {
@@ -78,20 +85,45 @@ std::string file_of(const Python& python, Object frame) {
   return file;
 }
 
-std::string current_line() {
-  static const Python& python = forever<Python>();
-  if (!python.is_there()) return "";
-  const int state = python.ensure();
-  std::string found;
-  Object frame = python.frame_of(python.thread());
-  while (frame && found.empty()) {
-    const std::string file = file_of(python, frame);
-    if (is_of_the_program(file)) found = file + ":" + std::to_string(python.line_of(frame));
+// Calls `keep` for a frame and those that called it, innermost first, until it says to keep that one:
+// returns it, or nullptr. Drops the others.
+template <typename Keep>
+Object first_kept(const Python& python, Object frame, Keep keep) {
+  while (frame && !keep(file_of(python, frame))) {
     Object caller = python.caller_of(frame);
     python.drop(frame);
     frame = caller;
   }
-  if (frame) python.drop(frame);
+  return frame;
+}
+
+// The engine's threads run what C++ has of a backward pass, and no call of Python's: who waits for
+// the engine meanwhile has called it. Returns its innermost frame, or nullptr.
+Object frame_of_who_waits(const Python& python) {
+  const std::string engine = folder_of_torch() + "autograd/";
+  Object thread = python.first_thread(python.interpreter());
+  for (; thread; thread = python.next_thread(thread)) {
+    Object frame = first_kept(python, python.frame_of(thread), [](const std::string& file) {
+      return !is_of_this_package(file);
+    });
+    if (frame && !file_of(python, frame).compare(0, engine.size(), engine)) return frame;
+    if (frame) python.drop(frame);
+  }
+  return nullptr;
+}
+
+std::string current_line() {
+  static const Python& python = forever<Python>();
+  if (!python.is_there()) return "";
+  const int state = python.ensure();
+  Object frame = python.frame_of(python.thread());
+  if (!frame) frame = frame_of_who_waits(python);
+  std::string found;
+  frame = first_kept(python, frame, is_of_the_program);
+  if (frame) {
+    found = file_of(python, frame) + ":" + std::to_string(python.line_of(frame));
+    python.drop(frame);
+  }
   python.release(state);
   return found;
 }

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from pytest_torchmem.record.owners.autograd_graph import graph_holdings
-from pytest_torchmem.record.owners.places import tensors_within
+import pytest_torchmem
+from pytest_torchmem.record.holders.search import _held_by
+from pytest_torchmem.record.owners.autograd_graph import graph_holdings, nodes_below
+from pytest_torchmem.record.owners.places import places_of, tensors_within
 from pytest_torchmem.record.torch_api import autograd
 
 
@@ -63,6 +65,24 @@ def test_a_graph_shared_by_several_roots_is_walked_once(x):
 
 def test_roots_without_a_graph_hold_nothing(x):
     assert held_by(torch.ones(1), None, "text", x.detach()) == ([], [])
+
+
+def test_a_view_of_which_torch_refuses_to_say_the_graph_ends_no_recording(x):
+    def refused():
+        base = x * 2
+        view, _ = base.split([1, x.shape[0] - 1])
+        base.mul_(2)
+        return view
+
+    before = refused()
+    with pytest.raises(RuntimeError, match="has been modified inplace"):
+        _ = before.grad_fn
+    with pytest_torchmem.measure(device="cpu") as measured:
+        made = refused()
+        (x * x).sum().backward()
+    assert measured.result.retained.total >= made.untyped_storage().nbytes()
+    assert list(nodes_below([before])) == []
+    assert list(_held_by(before)) == [(place, "") for place in places_of(before)]
 
 
 def test_a_packed_tensor_is_looked_at_and_not_unpacked(x):
