@@ -30,8 +30,7 @@ from pytest_torchmem.values.picture import (
     StorageBlock,
     Track,
 )
-from pytest_torchmem.values.static_graph import summed_by_row
-from pytest_torchmem.values.trace import EventKind, MarkKind
+from pytest_torchmem.values.trace import EventKind, MarkKind, summed_by_row
 
 BLOCKS: Final = 1000
 """How many storages have a block of their own; a screen has no room to tell more apart."""

@@ -160,15 +160,10 @@ def windows_of(run: RunReport, unjudged: bool = False) -> Iterator[tuple[Key, Wi
     for test in run.tests:
         environment = _environment(test.environment)
         for window in (*test.windows, *(test.unjudged if unjudged else ())):
-            module, entry = baseline_names(test.test, window.result.name)
+            module, _, function = test.test.partition("::")  # a script's has no module
+            entry = "::".join(filter(None, (function, window.result.name)))
             ended = bool(test.raised) and not window.result.name
             yield Key(environment, module, f"{entry} (unfinished)" if ended else entry), window
-
-
-def baseline_names(test: str, region: str) -> tuple[str, str]:
-    """Return the module and the entry that a window is of; what a script measured has no module."""
-    module, _, entry = test.partition("::")
-    return module, "::".join(filter(None, (entry, region)))
 
 
 def _folder(folder: Path) -> Iterator[tuple[Key, BaselineEntry]]:

@@ -81,11 +81,6 @@ def kind_of(path: Path) -> str:
     return path.suffix
 
 
-def rendered(run: RunReport, path: Path) -> str:
-    """Return the content of the report that ``path`` asks for. Raises `ReportError`."""
-    return RENDERERS[kind_of(path)](run)
-
-
 def folder_files(run: RunReport) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each file in a folder's report.
 
@@ -121,8 +116,8 @@ def write_run(
     that an earlier run left there are removed. Raises `ReportError`.
     """
     try:
-        if kind_of(path) != FOLDER:
-            replace_file(path, rendered(run, path))
+        if (kind := kind_of(path)) != FOLDER:
+            replace_file(path, RENDERERS[kind](run))
             return path
         if (path / "results.json").exists() and (path / "tests").is_dir():  # of an earlier run
             for page in (path / "tests").iterdir():

@@ -141,15 +141,11 @@ class Window(JsonFields):
         return "same as baseline" if same else str(self.change.value)
 
     @property
-    def baseline_status(self) -> str:
-        """The window's status beside its baseline; ``""`` where nobody asked for one."""
-        other = f"compared with {self.reference}" if self.reference else ""
-        return ", ".join(filter(None, [self.change_word, self.change_text, other]))
-
-    @property
     def status(self) -> str:
         """The window's status beside its limits and its baseline, in the words of every report."""
-        return "; ".join(filter(None, [self.limit_status, self.baseline_status]))
+        other = f"compared with {self.reference}" if self.reference else ""
+        beside_baseline = ", ".join(filter(None, [self.change_word, self.change_text, other]))
+        return "; ".join(filter(None, [self.limit_status, beside_baseline]))
 
     def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back."""

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.values.contributors import Category, Phase, Source
+from pytest_torchmem.values.trace import summed_by_row
 
 
 class NodeKind(enum.Enum):
@@ -118,22 +119,6 @@ class Lifetimes:
     def levels(self, amounts: NDArray[np.int64], row_count: int) -> NDArray[np.int64]:
         """Return the sum of what lives at each row, of an amount for each storage."""
         return summed_by_row(self.first, self.end, amounts, row_count)
-
-
-def summed_by_row(
-    first: NDArray[np.int64], end: NDArray[np.int64], amounts: NDArray[np.int64], row_count: int
-) -> NDArray[np.int64]:
-    """Return the sum of the amounts that are there at each row, from ``first`` to before ``end``.
-
-    Three rows, 8 bytes that live in the first two and 4 from the second on::
-
-        change     [+8, +4, -8, -4]
-        levels     [8, 12, 4]
-    """
-    change = np.zeros(row_count + 1, dtype=np.int64)
-    np.add.at(change, first, amounts)
-    np.add.at(change, end, -amounts)
-    return np.cumsum(change[:-1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -288,3 +288,19 @@ class Trace:
                 f"the trace cannot be written to {os.fspath(path)!r} "
                 f"({error.strerror or error}); give a file in a folder that is there"
             ) from None
+
+
+def summed_by_row(
+    first: NDArray[np.int64], end: NDArray[np.int64], amounts: NDArray[np.int64], row_count: int
+) -> NDArray[np.int64]:
+    """Return the sum of the amounts that are there at each row, from ``first`` to before ``end``.
+
+    Three rows, 8 bytes that live in the first two and 4 from the second on::
+
+        change     [+8, +4, -8, -4]
+        levels     [8, 12, 4]
+    """
+    change = np.zeros(row_count + 1, dtype=np.int64)
+    np.add.at(change, first, amounts)
+    np.add.at(change, end, -amounts)
+    return np.cumsum(change[:-1])

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from test_baseline_files import CPU, entry
+from test_baseline_file import CPU, entry
 
 from pytest_torchmem.store.baseline_file import read_file
 from pytest_torchmem.store.baselines import FileChanges, tell_git, write_file
@@ -23,7 +23,7 @@ WRITER = """
 import sys
 from pathlib import Path
 sys.path[:0] = {paths!r}
-from test_baseline_files import CPU, entry
+from test_baseline_file import CPU, entry
 from pytest_torchmem.store.baselines import FileChanges, write_file
 
 for number in range(25):
