@@ -6,12 +6,12 @@ program's calls where a session of the profiler begins or ends below a call of C
 
 from __future__ import annotations
 
-import gc
 import pathlib
 import sys
 from collections import ChainMap
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from gc import disable, enable, isenabled
 from itertools import chain
 from operator import is_not
 from types import ModuleType
@@ -44,15 +44,15 @@ def gc_paused() -> Around[bool]:
 
 def pause_gc() -> bool:
     """Begin what `gc_paused` does; return what `resume_gc` needs."""
-    was_enabled = gc.isenabled()
-    gc.disable()
+    was_enabled = isenabled()
+    disable()
     return was_enabled
 
 
 def resume_gc(was_enabled: bool) -> None:
     """End it."""
     if was_enabled:
-        gc.enable()
+        enable()
 
 
 _MISSING: Final = object()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Final
+from gc import disable, enable, get_count, get_threshold, isenabled, set_threshold
 
 from pytest_torchmem.contexts import Around
 from pytest_torchmem.record.patches import Installed
@@ -24,7 +24,7 @@ class KeptCount:
     """
 
     def __init__(self) -> None:
-        self._own = _threshold()
+        self._own = get_threshold()
         self._moved: tuple[int, int, int] | None = None
 
     def install(self, patches: Installed) -> None:
@@ -32,7 +32,7 @@ class KeptCount:
         gc.callbacks.append(self._on_collection)
 
         def own(_: object) -> Callable[[], tuple[int, int, int]]:
-            return lambda: self._own if self._is_moved() else _threshold()
+            return lambda: self._own if self._is_moved() else get_threshold()
 
         patches.replace("gc.get_threshold", own)
 
@@ -48,16 +48,16 @@ class KeptCount:
 
     def _restore(self, before: tuple[bool, int]) -> None:
         was_enabled, count = before
-        first, second, third = own = _threshold()
-        more = gc.get_count()[0] - count
+        first, second, third = own = get_threshold()
+        more = get_count()[0] - count
         # With a threshold of zero the collector is off.
         if first and more:
             if not self._is_moved():
                 self._own = own
             self._moved = moved = (max(1, first + more), second, third)
-            gc.set_threshold(*moved)
+            set_threshold(*moved)
         if was_enabled:
-            gc.enable()
+            enable()
 
     @untraced
     def _on_collection(self, phase: str, _: dict[str, int]) -> None:
@@ -67,7 +67,7 @@ class KeptCount:
     def _move_back(self) -> None:
         moved = self._moved
         if self._is_moved():
-            gc.set_threshold(*self._own)
+            set_threshold(*self._own)
         # A cut may have moved it again.
         if self._moved is moved:
             self._moved = None
@@ -75,14 +75,10 @@ class KeptCount:
     def _is_moved(self) -> bool:
         """Return whether the threshold is still ours: the body may have set another."""
         moved = self._moved
-        return moved is not None and moved == _threshold()
-
-
-# As Python has it: a recording puts another one in its place.
-_threshold: Final = gc.get_threshold
+        return moved is not None and moved == get_threshold()
 
 
 def _pause() -> tuple[bool, int]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    return was_enabled, gc.get_count()[0]
+    was_enabled = isenabled()
+    disable()
+    return was_enabled, get_count()[0]

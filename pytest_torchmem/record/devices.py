@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from time import time_ns
 from typing import Any, Final
 
 import numpy as np
@@ -289,11 +289,11 @@ class AllocatorHistory:
         if self._reads:
             stats = allocator.memory_stats(self._device)
             self.allocated = stats.get("allocated_bytes.all.current", 0)
-        self._since_us = time.time_ns() // 1000
+        self._since_us = time_ns() // 1000
 
     def end(self) -> None:
         """Note that the session ends; what comes now is none of its entries."""
-        self._until_us = time.time_ns() // 1000
+        self._until_us = time_ns() // 1000
 
     def read(self) -> list[HistoryEntry]:
         """Return the entries between `begin` and `end`; `requests` gets the requests of them."""

@@ -6,10 +6,10 @@ import atexit
 import gc
 import os
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import cache, cached_property, partial
+from time import perf_counter_ns, thread_time, time_ns
 from typing import ClassVar, Final
 
 import numpy as np
@@ -139,7 +139,7 @@ class Recorder:
                 "another torch profiler session is active around the test body, and only one can "
                 "be; measure outside it"
             )
-        begin_ns = time.perf_counter_ns()
+        begin_ns = perf_counter_ns()
         _listen_to_the_process()
         settle(self._device)
         settle_collector(collect=holds_memory(self._device))
@@ -153,7 +153,7 @@ class Recorder:
                 self._counters.start()
                 self._history.start()
                 self._points.begin()
-                self._own_ns += time.perf_counter_ns() - begin_ns
+                self._own_ns += perf_counter_ns() - begin_ns
                 self._resume()
             except BaseException:
                 self._restore()
@@ -342,18 +342,18 @@ class Recorder:
 
     @untraced
     def _resume(self) -> None:
-        begin_ns = time.perf_counter_ns()
+        begin_ns = perf_counter_ns()
         self._listen_to_compiler()
         self._history.begin()
         session = profiler.Profiler(below_torch=self._ranges.around > 0)
         session.start()
         self._profiler = session
         self._count_time()
-        self._own_ns += time.perf_counter_ns() - begin_ns
+        self._own_ns += perf_counter_ns() - begin_ns
 
     def _count_time(self) -> None:
         """Begin to count the time of a session."""
-        self._session_began_s = time.thread_time()
+        self._session_began_s = thread_time()
         self._points.after(self._cut_after_s)
 
     def _let_go(self) -> None:
@@ -368,7 +368,7 @@ class Recorder:
         """
         if self._profiler is None or not self._ranges.none_open():
             return
-        long = time.thread_time() - self._session_began_s > _LONG_SESSION_S
+        long = thread_time() - self._session_began_s > _LONG_SESSION_S
         if not self._let_go_once or long or self._may_keep():
             self._let_go_once = True
             # What a collection frees between two sessions nobody would see.
@@ -390,7 +390,7 @@ class Recorder:
             return
         with self._count.kept():
             # A call that comes late may come in the next session.
-            too_early = time.thread_time() - self._session_began_s < self._cut_after_s
+            too_early = thread_time() - self._session_began_s < self._cut_after_s
             if too_early or not self._can_be_cut(session):
                 self._show_cut()
                 self._points.after(_RETRY_S)
@@ -441,13 +441,13 @@ class Recorder:
                     "the test body ran a torch profiler of its own, and only one can be active; "
                     "what was measured until then is lost"
                 )
-            begin_ns = time.perf_counter_ns()
+            begin_ns = perf_counter_ns()
             # To record these calls would take longer than the calls.
             self._tracing.suspend()
             try:
                 self._points.hold()
                 self._history.end()
-                seconds = time.thread_time() - self._session_began_s
+                seconds = thread_time() - self._session_began_s
                 result = session.stop()
             finally:
                 self._tracing.resume()
@@ -460,7 +460,7 @@ class Recorder:
             self._segments.append(tables.packed())
             self._weigh(self._segments[-1])
             self._threads.look_at(result, self._reader.threads)
-            self._own_ns += time.perf_counter_ns() - begin_ns
+            self._own_ns += perf_counter_ns() - begin_ns
         return result
 
     def _weigh(self, tables: Tables) -> None:
@@ -478,7 +478,7 @@ class Recorder:
             self._say(str(said))
 
     def _clock_mark(self, kind: MarkKind, text: str = "") -> int:
-        self._marks.append((kind, time.time_ns(), -1, self._reader.strings.number(text)))
+        self._marks.append((kind, time_ns(), -1, self._reader.strings.number(text)))
         return len(self._marks) - 1
 
     def _assemble(self, *, last: bool = False) -> Trace:

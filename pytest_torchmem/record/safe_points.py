@@ -30,13 +30,13 @@ import opcode
 import re
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import takewhile
 from os import getpid
 from pathlib import Path
+from time import monotonic, sleep
 from types import BuiltinFunctionType, FrameType, GeneratorType, MethodDescriptorType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -135,9 +135,9 @@ class SafePoints:
 
     def hold(self) -> None:
         """Stop the time, and wait for a call that is on its way; it is made meanwhile."""
-        give_up_s = time.monotonic() + _LATE_S
-        while _is_coming() and time.monotonic() < give_up_s:
-            time.sleep(_SOON_S)
+        give_up_s = monotonic() + _LATE_S
+        while _is_coming() and monotonic() < give_up_s:
+            sleep(_SOON_S)
         _ASKED.clear()
 
     def end(self) -> None:

@@ -51,7 +51,7 @@ def test_what_happens_between_two_sessions_is_none_of_theirs(
         now = time_us
         told.append({"time_us": time_us, "action": action, "addr": address, "size": 10})
 
-    monkeypatch.setattr("time.time_ns", lambda: now * 1000 + 500)
+    monkeypatch.setattr("pytest_torchmem.record.devices.time_ns", lambda: now * 1000 + 500)
     history = AllocatorHistory(torch.device("cuda", 0))
     history.start()
     sessions = []

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from pytest_torchmem.record import collector_count
 from pytest_torchmem.record.collector_count import KeptCount
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.recorder import Recorder
@@ -90,7 +91,7 @@ def test_a_block_that_comes_while_another_one_ends_leaves_the_threshold_the_prog
     if begins_with_a_collection:
         with count.kept():
             left = [set() for _ in range(50)]
-    monkeypatch.setattr(gc, "set_threshold", interrupted)
+    monkeypatch.setattr(collector_count, "set_threshold", interrupted)
     if begins_with_a_collection:
         gc.collect()
     else:
@@ -177,7 +178,7 @@ def test_a_signal_while_the_threshold_moves_back_leaves_it_to_be_moved_later(cou
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gc, "set_threshold", interrupted)
+    monkeypatch.setattr(collector_count, "set_threshold", interrupted)
     with pytest.raises(KeyboardInterrupt):
         count._on_collection("start", {})
     assert gc.get_threshold() == own != THRESHOLD()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pytest_torchmem import measure
+from pytest_torchmem.record import recorder
 from pytest_torchmem.record.collector_count import KeptCount
 
 pytestmark = [
@@ -45,11 +46,11 @@ def free(kept: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = time.time_ns
 
     def ringing() -> int:
-        monkeypatch.setattr(time, "time_ns", clock)
+        monkeypatch.setattr(recorder, "time_ns", clock)
         signal.raise_signal(signal.SIGUSR1)
         return clock()
 
-    monkeypatch.setattr(time, "time_ns", ringing)
+    monkeypatch.setattr(recorder, "time_ns", ringing)
     kept.clear()
 
 

@@ -2,6 +2,9 @@
 
 `PATCHES` is the one table of it: nothing that is not in it can be put in place, and nothing is in
 place before a recording begins or after it has ended. The last that came is the first that goes.
+
+A body may do the same: it may replace ``time.time_ns``, or count who calls ``gc.disable``. What we
+call while it runs is imported by its name.
 """
 
 from __future__ import annotations

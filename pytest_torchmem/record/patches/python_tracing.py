@@ -8,11 +8,11 @@ can stop calling a tracer for a while instead. Operators and allocations are see
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import wraps
+from gc import collect, isenabled
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -225,8 +225,8 @@ class ImportWatch:
                 return load(name, import_)
             finally:
                 try:
-                    if compiler_is_new and compiler.has_begun() and gc.isenabled():
-                        gc.collect()
+                    if compiler_is_new and compiler.has_begun() and isenabled():
+                        collect()
                     # It takes a hundred thousand calls to find out which functions are ours.
                     tracing.suspend()
                     done()

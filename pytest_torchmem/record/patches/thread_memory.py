@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable
 from functools import wraps
+from time import time_ns
 from typing import Final
 
 import numpy as np
@@ -150,7 +150,7 @@ class _Counting:
         self._memory = memory
         self._is_of_executor = is_of_executor
         self._thread = threading.get_ident()
-        self._began_ns = time.time_ns()
+        self._began_ns = time_ns()
         profiler.begin_counting()
 
     def __del__(self) -> None:

@@ -13,10 +13,10 @@ import queue
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator
 from functools import wraps
 from pathlib import Path
+from time import monotonic, sleep
 from types import FrameType
 from typing import Any, ClassVar, Final
 
@@ -419,10 +419,10 @@ def await_gloo() -> None:
     One that waits for Python's lock seems to sleep, so each of two looks lets it have that first.
     """
     threads = [thread for thread in TASKS.iterdir() if _name_of_task(thread) == _NAME]
-    until = time.monotonic() + _AT_MOST_S
+    until = monotonic() + _AT_MOST_S
     quiet_count = 0
-    while threads and quiet_count < 2 and time.monotonic() < until:
-        time.sleep(_STEP_S)
+    while threads and quiet_count < 2 and monotonic() < until:
+        sleep(_STEP_S)
         quiet_count = 0 if any(map(_is_running, threads)) else quiet_count + 1
 
 

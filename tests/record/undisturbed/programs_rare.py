@@ -49,6 +49,7 @@ import zipfile
 import zipimport
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -701,6 +702,27 @@ def changes_the_builtins():
         return found, len(seen) > 0
     finally:
         builtins.isinstance = original
+
+
+MOCKED = (
+    *("time.time_ns", "time.monotonic", "time.thread_time", "time.perf_counter_ns"),
+    *("gc.enable", "gc.disable", "gc.isenabled", "gc.get_count", "gc.set_threshold"),
+)
+
+
+@program
+def counts_who_asks_for_the_time():
+    clock = time.thread_time
+    until = clock() + 0.1
+    with contextlib.ExitStack() as mocks:
+        mocked = [
+            mocks.enter_context(mock.patch(name, side_effect=RuntimeError)) for name in MOCKED
+        ]
+        step()
+        while clock() < until:
+            torch.ones(3) + 1
+        torch.func.grad(lambda x: x.sum())(torch.ones(3))
+        return [thing.call_count for thing in mocked]
 
 
 @program
