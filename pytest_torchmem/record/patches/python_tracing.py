@@ -94,7 +94,7 @@ class TracerPause(TracingPause):
 
     def __init__(self) -> None:
         super().__init__()
-        self._away: tuple[int, object, int] | None = None
+        self._away: tuple[int, object, tuple[int, int]] | None = None
 
     @property
     def is_suspended(self) -> bool:
@@ -104,14 +104,15 @@ class TracerPause(TracingPause):
         tracer = profiler.profile_function()
         if self._away is None and (function := _function_of_c(tracer)):
             self.resume()
-            self._away = function, tracer, profiler.Profiler.over_count
+            self._away = function, tracer, (_current(), profiler.Profiler.over_count)
             _set_profile(None, None)
 
     def resume(self) -> None:
-        """Undo `suspend`, unless that session is over or somebody has set a profile function."""
+        """Undo `suspend` on its thread, unless that session is over or another function is set."""
         if self._away is not None:
-            (function, tracer, over_count), self._away = self._away, None
-            if over_count == profiler.Profiler.over_count and profiler.profile_function() is None:
+            (function, tracer, place), self._away = self._away, None
+            is_here = place == (_current(), profiler.Profiler.over_count)
+            if is_here and profiler.profile_function() is None:
                 _set_profile(ctypes.c_void_p(function), ctypes.py_object(tracer))
 
 

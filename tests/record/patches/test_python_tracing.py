@@ -276,6 +276,28 @@ def test_what_a_module_sets_while_the_tracer_rests_stays(
 
 @profiles_threads
 @pytest.mark.usefixtures("traced")
+def test_a_threads_tracer_does_not_come_to_another_thread() -> None:
+    recorder = Recorder(torch.device("cpu"))
+    recorder.start()
+    pause = pause_beside_others()
+    pause.suspend()
+    there: list[object] = []
+
+    def resume() -> None:
+        sys.setprofile(None)
+        pause.resume()
+        there.append(now())
+        sys.setprofile(None)
+
+    other = threading.Thread(target=resume)
+    other.start()
+    other.join()
+    recorder.stop()
+    assert there == [None]
+
+
+@profiles_threads
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_tracer_whose_session_is_over_does_not_come_back(ends: bool) -> None:
     """Torch has freed what it would write to."""
