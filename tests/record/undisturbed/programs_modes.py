@@ -172,6 +172,21 @@ def shards_a_model():
         return [p.grad.to_local() for p in model.parameters()]
 
 
+@nightly
+@program
+def distributes_tensors():
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+
+    with group_of_one():
+        mesh = DeviceMesh("cpu", [0])
+        x = distribute_tensor(torch.randn(4, 4), mesh, [Shard(0)])
+        model = distribute_module(nn.Linear(4, 2), mesh)
+        y = model(x).redistribute(mesh, [Replicate()])
+        y.sum().backward()
+        return y.to_local(), [p.grad.to_local() for p in model.parameters()], str(y.placements)
+
+
 @program
 def packages_what_it_made():
     with tempfile.TemporaryDirectory() as folder:

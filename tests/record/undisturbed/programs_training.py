@@ -374,3 +374,17 @@ def generates_with_a_cache():
             keys, values = (torch.cat(parts) for parts in zip(*cache, strict=True))
             state = (query @ keys.t()).softmax(-1) @ values
     return state, state.is_inference()
+
+
+@program
+def routes_to_experts():
+    experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+    router, x = nn.Linear(4, 3), torch.randn(6, 4)
+    weights, chosen = router(x).softmax(1).topk(2)
+    mask = nn.functional.one_hot(chosen, 3).permute(2, 1, 0)
+    out = torch.zeros_like(x)
+    for number, expert in enumerate(experts):
+        place, token = torch.where(mask[number])
+        out.index_add_(0, token, expert(x[token]) * weights[token, place, None])
+    out.square().sum().backward()
+    return out, [p.grad for p in experts.parameters()], router.weight.grad
