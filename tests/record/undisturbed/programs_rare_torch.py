@@ -295,7 +295,7 @@ def scripts_what_is_around_it():
     def scripted(x: torch.Tensor) -> torch.Tensor:
         return helper(x) + 1
 
-    return scripted(torch.ones(2)), scripted.code.count("helper")
+    return scripted(torch.ones(2)), str(scripted.code).count("helper")
 
 
 @program
