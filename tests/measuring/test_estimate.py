@@ -632,3 +632,14 @@ def test_a_program_that_makes_tensors_on_its_own_device_is_estimated_for_another
     # The layer, its input and the cache; then the ones and the result.
     kept = (64 * 65 + 4 * 64 + 32 * 64) * 4
     assert result.peak.total == kept + (4 * 64 + 36 * 64) * 4
+
+
+def test_a_program_for_a_device_that_is_not_there_may_write_at_places():
+    def step(cache, x):
+        cache[:4] = x
+        return cache * 2
+
+    with torch.no_grad():
+        given = torch.zeros(32, 64), torch.ones(4, 64)
+        result = estimate(step, *given, device="cuda", backward=False)
+    assert result.peak.total == (2 * 32 + 4) * 64 * 4

@@ -104,15 +104,17 @@ def test_a_weight_from_before_is_gone_from_where_the_program_lets_go_of_it():
 
 
 def test_a_real_storage_is_never_resized_by_an_estimate():
-    held = [torch.ones(64)]
+    real = torch.ones(64)
+    held, kept = [real], {real}
 
-    def step():
-        held[0].untyped_storage().resize_(0)
+    def step(tensors):
+        next(iter(tensors)).untyped_storage().resize_(0)
         return torch.ones(64)
 
+    assert estimate(lambda: step(held), backward=False).peak.total
     with pytest.raises(EstimateError, match="resizes the storage of a tensor that it holds"):
-        estimate(step, backward=False)
-    assert held[0].sum() == 64
+        estimate(lambda: step(kept), backward=False)
+    assert real.sum() == 64
 
 
 def test_an_empty_tensor_that_a_program_holds_is_no_reason_to_refuse():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.func import grad, vmap
 
 from pytest_torchmem import estimate, measure
 from pytest_torchmem.analysis.estimated.static import largest_possible
@@ -190,6 +191,7 @@ def test_an_optimizer_by_hand_knows_its_state_by_tensors_or_their_ids(key):
                 if key(weight) in decayed:
                     weight.sub_(weight.matmul(weight.t()).matmul(weight))
                 # What this replaces is gone.
+                assert weight.grad is not None
                 momenta[key(weight)] = 0.9 * momenta[key(weight)] + weight.grad
                 weight.sub_(momenta[key(weight)])
 
@@ -214,15 +216,16 @@ class Averages:
 
 
 def test_what_a_program_replaces_is_gone_wherever_it_held_it():
-    x, held, pair = torch.randn(256, 256), Averages(torch.zeros(256, 256)), {"both": None}
-    pair["both"] = torch.zeros(256, 256), torch.zeros(256, 256)
+    x, held = torch.randn(256, 256), Averages(torch.zeros(256, 256))
+    pair = {"both": (torch.zeros(256, 256), torch.zeros(256, 256))}
     last = torch.zeros(256, 256)
 
     def step() -> None:
         nonlocal last
         held.first = held.first * 0.9 + x
         held.others[1] = held.others[1] * 0.9 + x
-        pair["both"] = tuple(old * 0.9 + x for old in pair["both"])
+        first, second = pair["both"]
+        pair["both"] = first * 0.9 + x, second * 0.9 + x
         last = last * 0.9 + x
 
     assert abs(difference(step)) <= SCALARS
@@ -335,6 +338,33 @@ def test_attention_for_cuda_reads_grouped_heads_as_they_are():
     run = estimate(step, backward=False, device="cuda").run
     # A simulated A100 attends by flash attention, an H100 by cuDNN, in 4,227,092 bytes.
     assert largest_possible(run) == 5799964
+
+
+def within(transform: Callable[..., Any], layer: Callable[[torch.Tensor], torch.Tensor]) -> Step:
+    x = torch.randn(64, 256)
+    return lambda: transform(lambda row: layer(row).square().sum())(x)
+
+
+def of_each_row(loss_of: Callable[..., Any]) -> Callable[..., Any]:
+    return vmap(grad(loss_of), randomness="different")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="has CUDA's own operators")
+@pytest.mark.parametrize(
+    ("transform", "needed"), [(of_each_row, 410_112), (grad, 409_608)], ids=["vmap", "grad"]
+)
+def test_dropout_for_cuda_within_a_transform_has_a_mask_of_bytes(transform, needed):
+    step = within(transform, partial(nn.functional.dropout, p=0.1))
+    assert abs(estimate(step, device="cuda", backward=False).peak.total - needed) <= SCALARS
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="has CUDA's own operators")
+@pytest.mark.parametrize("layer", [partial(nn.functional.rms_norm, normalized_shape=(256,))])
+def test_a_kernel_of_cuda_that_no_transform_takes_is_refused_in_words(layer):
+    step = within(of_each_row, layer)
+    with pytest.raises(EstimateError, match="calls rms_norm within a transform"):
+        estimate(step, device="cuda", backward=False)
+    assert estimate(step, backward=False).peak.total
 
 
 def padded(model: nn.Module, x: torch.Tensor) -> Step:

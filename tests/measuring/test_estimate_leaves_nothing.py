@@ -153,15 +153,17 @@ def test_a_cache_of_the_program_holds_no_fake_tensor(model):
 
 def test_a_cache_that_gets_a_graph_is_refused_in_words_and_stays_without(model):
     cache = torch.zeros(4, 64)
+    held, kept = [cache], {cache}
 
-    def write():
-        cache[:1] = model(X[:1])
+    def write(caches):
+        next(iter(caches))[:1] = model(X[:1])
 
     with pytest.raises(EstimateError, match="a tensor that was there before"):
-        estimate(write, backward=False)
+        estimate(lambda: write(kept), backward=False)
     assert not cache.requires_grad
     with torch.no_grad():
-        assert estimate(write, backward=False).peak.total
+        assert estimate(lambda: write(kept), backward=False).peak.total
+    assert estimate(lambda: write(held), backward=False).peak.total
     estimate(lambda held: held.add_(model(X[:4])), cache, backward=False)
     assert not cache.requires_grad
 

@@ -118,6 +118,14 @@ def test_many_rows_share_their_largest_over_blocks():
     require_rule(aten.topk.default, floats(8192, 768), 4)
 
 
+@pytest.mark.parametrize("shape", [(128, 256), (300, 20), (8, 16), (4, 128, 64), (4, 16, 8)])
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("vectors", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_singular_values_are_found_in_a_copy(shape, full, vectors, dtype):
+    require_rule(aten._linalg_svd.default, floats(*shape, dtype=dtype), full, vectors)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("width", [16, 64, 96, 128, 256])
 @pytest.mark.parametrize("length", [64, 100, 512])

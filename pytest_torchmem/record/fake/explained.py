@@ -85,7 +85,7 @@ def _value_errors() -> tuple[type[Exception], ...]:
 
 
 class SeveralDevicesError(EstimateError):
-    """The program made tensors on another device than the one that it is estimated for."""
+    """The program needs a device that is not there, or two of them: one CPU can stand for both."""
 
 
 @contextlib.contextmanager
@@ -112,7 +112,8 @@ def explained() -> Iterator[None]:
         advice = next((a for text, a in _ADVICE_BY_TEXT.items() if text in str(error)), None)
         if advice is None:
             raise
-        raise EstimateError(f"{error}{_where(error)}; {advice}") from error
+        kind = SeveralDevicesError if advice is _OTHER_DEVICE else EstimateError
+        raise kind(f"{error}{_where(error)}; {advice}") from error
 
 
 def _where(error: BaseException) -> str:

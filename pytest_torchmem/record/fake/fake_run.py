@@ -187,8 +187,6 @@ def _substituted(fakes: Substitution, found: Reachable, program: Program) -> Any
     given = fakes.in_tree((tuple(program.args), dict(program.kwargs)))
     for holder in (*found.holders, *held_by_modules(modules)):
         fakes.in_keys(holder)
-    for holder in found.holders:
-        fakes.note_held(holder)
     return given
 
 

@@ -32,8 +32,8 @@ from pytest_torchmem.record.torch_api.modules import (
 from pytest_torchmem.values.errors import EstimateError
 
 _Key = TypeVar("_Key")
-_Put = Callable[[object], None]
 _MAX_DEPTH = 4
+_MOST_HELD = 1000
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 # Whatever these hold of a program is not its data.
 _PYTHONS_OWN = frozenset({"logging", "threading", "queue", "multiprocessing", "asyncio", "weakref"})
@@ -153,8 +153,6 @@ class Substitution:
         #: The fakes of tensors on meta, by ``id``.
         self.on_meta: set[int] = set()
         self._captured: dict[int, torch.Tensor] = {}
-        #: Where the program holds real tensors, by their ``id``.
-        self._held: dict[int, list[tuple[Callable[[], object], _Put]]] = {}
         self._leaves: list[weakref.ref[torch.Tensor]] = []
         self._undo: list[Callable[[], None]] = []
         # Groups and states of optimizers, each with its fake; several may have the same.
@@ -177,22 +175,8 @@ class Substitution:
                 "functools.partial, a set or an object with __slots__); let it be an argument of "
                 "the program, or a part of a module"
             )
-        fake = self.fake_of(tensor)
-        if not self._put_where_it_was(tensor):
-            self._captured[id(tensor)] = fake
+        fake = self._captured[id(tensor)] = self.fake_of(tensor)
         return fake
-
-    def _put_where_it_was(self, tensor: torch.Tensor) -> bool:
-        """Put fakes where a program holds a tensor, so that what it replaces is gone."""
-        found = False
-        for get, put in self._held.pop(id(tensor), ()):
-            # The program may have taken the slot away, or filled it anew.
-            with contextlib.suppress(LookupError, AttributeError, ValueError):
-                value = get()
-                if any(held is tensor for held in _directly_in(value)):
-                    self._replace(value, put)
-                    found = True
-        return found
 
     def _fake(self, tensor: torch.Tensor, *, move: bool) -> torch.Tensor:
         is_fake = isinstance(tensor, fake_tensors.FakeTensor)
@@ -290,32 +274,26 @@ class Substitution:
         return made
 
     def in_holder(self, holder: object, updated: Container[int]) -> None:
-        """Fake the leaves, and what optimizers update, that a function or a container holds.
+        """Fake the tensors that a function or a container holds, so that what it replaces is gone.
 
-        Otherwise gradients would be left at the real ones, where no optimizer looks.
+        Gradients of leaves would be left at the real ones, where no optimizer looks. Others stay in
+        a long list, of data that a program draws from, and where it may read whole numbers.
         """
-        for value, _, put in _slots(holder):
-            if not any(_gets_gradients(t) or id(t) in updated for t in _directly_in(value)):
+        slots = [*_slots(holder)]
+        for value, put in slots:
+            direct = isinstance(value, torch.Tensor) or type(value) is tuple
+            leaves = fake_tensors.leaves(value) if direct else []
+            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            trained = any(_gets_gradients(t) or id(t) in updated for t in tensors)
+            if not trained and (len(slots) > _MOST_HELD or all(map(_may_be_read, tensors))):
                 continue
             # What has no fake counterpart is refused where the program uses it.
             with contextlib.suppress(EstimateError):
-                self._leaves += map(weakref.ref, fake_tensors.tensors_in(self._replace(value, put)))
-
-    def note_held(self, holder: object) -> None:
-        """Note the other tensors that a holder has: each is faked there when it is first used.
-
-        The program may read the values of whole numbers.
-        """
-        for value, get, put in _slots(holder):
-            for tensor in _directly_in(value):
-                if tensor.is_floating_point() and not isinstance(tensor, fake_tensors.FakeTensor):
-                    self._held.setdefault(id(tensor), []).append((get, put))
-
-    def _replace(self, value: object, put: _Put) -> object:
-        faked = self.in_tree(value)
-        put(faked)
-        self._undo.append(functools.partial(_put_again, put, value))
-        return faked
+                faked = self.in_tree(value)
+                put(faked)
+                self._undo.append(functools.partial(_put_again, put, value))
+                if trained:
+                    self._leaves += map(weakref.ref, fake_tensors.tensors_in(faked))
 
     def in_keys(self, holder: object) -> None:
         """Put fakes in the place of tensors, or of their ids, that a mapping or a set knows.
@@ -324,11 +302,12 @@ class Substitution:
         """
         if not isinstance(holder, MutableMapping | set):
             return
-        before = dict.fromkeys(holder) if isinstance(holder, set) else dict(holder)
-        now = {self._key_for(key): value for key, value in before.items()}
-        if before.keys() != now.keys():
-            self._undo.append(functools.partial(refill, holder, before))
-            refill(holder, now)
+        others = {key: self._key_for(key) for key in holder}
+        others = {key: other for key, other in others.items() if other is not key}
+        if others:
+            _rename(holder, others)
+            back = {other: key for key, other in others.items()}
+            self._undo.append(functools.partial(_rename, holder, back))
 
     def _key_for(self, key: object) -> object:
         known = self._fakes.get(key if type(key) is int else id(key))
@@ -350,21 +329,16 @@ class Substitution:
         # What recorded the run is part of a cycle: it must not keep the caller's tensors alive.
         self._fakes.clear()
         self._captured.clear()
-        self._held.clear()
         self._shared.clear()
 
 
-def _slots(holder: object) -> Iterator[tuple[object, Callable[[], object], _Put]]:
-    """Yield each value that a holder has, with functions that ask for it and replace it."""
+def _slots(holder: object) -> Iterator[tuple[object, Callable[[object], None]]]:
+    """Yield each value that a holder has, with a function that replaces it."""
     if isinstance(holder, types.FunctionType):
-        own = [(holder, "__defaults__"), *((c, "cell_contents") for c in holder.__closure__ or ())]
-        for where in own:
+        for cell in holder.__closure__ or ():
             with contextlib.suppress(ValueError):
-                yield (
-                    getattr(*where),
-                    functools.partial(getattr, *where),
-                    functools.partial(setattr, *where),
-                )
+                yield cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
+        yield holder.__defaults__, functools.partial(setattr, holder, "__defaults__")
         inside: Any = {name: holder.__globals__[name] for name in global_names(holder)}
         owner: Any = holder.__globals__
     elif isinstance(holder, list):
@@ -377,11 +351,7 @@ def _slots(holder: object) -> Iterator[tuple[object, Callable[[], object], _Put]
         owner = getattr(holder, "__dict__", {})
         inside = dict(owner)
     for key, value in inside.items():
-        yield (
-            value,
-            functools.partial(operator.getitem, owner, key),
-            functools.partial(operator.setitem, owner, key),
-        )
+        yield value, functools.partial(operator.setitem, owner, key)
 
 
 def _put_again(put: Callable[[object], None], value: object) -> None:
@@ -390,15 +360,14 @@ def _put_again(put: Callable[[object], None], value: object) -> None:
         put(value)
 
 
-def _directly_in(value: object) -> list[torch.Tensor]:
-    """Return a tensor, or those that a tuple has: what else holds some is a holder itself."""
-    direct = isinstance(value, torch.Tensor) or type(value) is tuple
-    leaves = fake_tensors.leaves(value) if direct else []
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
 def _gets_gradients(leaf: torch.Tensor) -> bool:
     return leaf.is_leaf and leaf.requires_grad
+
+
+def _may_be_read(tensor: torch.Tensor) -> bool:
+    """Return whether a program may ask for values: those of 8 bits are pictures or states."""
+    plain = not (tensor.is_floating_point() or tensor.is_complex())
+    return plain and tensor.dtype not in (torch.uint8, torch.int8)
 
 
 def _holds_tensors(value: object) -> bool:
@@ -406,6 +375,11 @@ def _holds_tensors(value: object) -> bool:
         return True
     plain = type(value) in (list, tuple, dict)
     return plain and any(isinstance(leaf, torch.Tensor) for leaf in fake_tensors.leaves(value))
+
+
+def _rename(kept: MutableMapping[Any, Any] | set[Any], others: Mapping[Any, object]) -> None:
+    values = dict.fromkeys(kept) if isinstance(kept, set) else dict(kept)
+    refill(kept, {others.get(key, key): value for key, value in values.items()})
 
 
 def refill(kept: MutableMapping[_Key, Any] | set[_Key], contents: Mapping[_Key, Any]) -> None:

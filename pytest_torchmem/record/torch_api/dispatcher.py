@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -36,6 +37,8 @@ CHECKED: Final[Checked] = {
 Operator = OpOverload
 # What is put here comes before the composition.
 _ON_DEVICES: Final = ("AutogradCPU", "AutogradCUDA")
+# torch.func has a kernel of its own for it, which asks whether a tensor is on a GPU.
+_IN_TRANSFORMS: Final = {"aten::dropout": ("FuncTorchDynamicLayerFrontMode",)}
 _KERNELS: Final = ("CPU", "CUDA", "CompositeExplicitAutograd")
 _COMPOSED: Any = torch._C.DispatchKey.CompositeImplicitAutograd
 #: The type of a complex number in a schema; its like for other numbers are public.
@@ -157,8 +160,12 @@ def implement(operator: Operator, function: Callable[..., Any]) -> Callable[[], 
     """Have the dispatcher call a function for a composed operator; return how to undo it."""
     library: Any = torch.library
     own = library.Library(operator.namespace, "IMPL")
-    for key in _ON_DEVICES:
-        own.impl(operator, function, key)
+    name = operator.name()  # type: ignore[no-untyped-call]  # as it is in torch
+    # It warns that there was one, to which it comes back.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for key in (*_ON_DEVICES, *_IN_TRANSFORMS.get(name, ())):
+            own.impl(operator, function, key)
     undo: Callable[[], None] = own._destroy
     return undo
 

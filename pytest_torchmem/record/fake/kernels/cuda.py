@@ -313,6 +313,20 @@ def _inverted(call: Call) -> Bounds:
     return (least + factors if least else 0), most + factors
 
 
+def _singular(call: Call) -> Bounds:
+    """A copy by columns; vectors that nobody gets are computed of small matrices, and for values.
+
+    See ``svd_cusolver`` in ``aten/src/ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp``.
+    """
+    x, (rows, columns) = call.args[0], call.args[0].shape[-2:]
+    batches = elements(x) // max(1, int(rows * columns))
+    copied = nbytes(x) + WIDE_BYTES * batches
+    if call.argument("compute_uv", True) and max(rows, columns) > _SMALL_MATRIX:
+        return copied, copied
+    squares = int(rows * rows + columns * columns) * int(x.element_size())
+    return copied, copied + batches * squares
+
+
 _THREADS: Final = 512
 _SHARED_BLOCKS: Final = 8
 
@@ -327,6 +341,7 @@ _RULES: Final[Rules] = {
     "aten::randperm": sorting.shuffled,
     "aten::_linalg_solve_ex": lambda call: _solved(call.args[0], call.args[1]),
     "aten::_trilinear": products_of_three,
+    "aten::_linalg_svd": _singular,
     "aten::linalg_inv_ex": _inverted,
     "aten::linalg_lu_solve": _solved_by_factors,
     "aten::isin": sorting.found_in_sorted,

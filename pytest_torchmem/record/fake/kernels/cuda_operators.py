@@ -17,7 +17,8 @@ import torch
 from pytest_torchmem.record.fake.kernels.operator_call import HALVES
 from pytest_torchmem.record.fake.stand_ins.compositions import compose
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.torch_api import fake_tensors
+from pytest_torchmem.record.torch_api import autograd, fake_tensors
+from pytest_torchmem.values.errors import EstimateError
 
 _Tensor = torch.Tensor
 _Optional = torch.Tensor | None
@@ -52,6 +53,16 @@ def take_cudas_operators(patches: Installed, notes: set[str]) -> None:
     compose(patches, dict(zip(fake_tensors.DIFFERENT_ON_CUDA, on_cuda, strict=True)))
 
 
+def _require_no_transform(what: str) -> None:
+    """Raise `EstimateError` in a transform of torch.func, which takes no function like these."""
+    if autograd.within_transform():
+        raise EstimateError(
+            f"the program calls {what} within a transform of torch.func (vmap, grad, jvp), where "
+            "an estimate does not know the kernel of a GPU; `pytest --torchmem-simulate=H100` "
+            "measures it"
+        )
+
+
 def _dropout(plain: _Function, input: _Tensor, p: float, train: bool) -> object:
     """The mask has a byte for each element, where that of the CPU has the input's type."""
     if not train or not 0 < p < 1 or not input.numel():
@@ -75,6 +86,7 @@ def _rms_norm(
     if mixed or not fake_tensors.FUSES_RMS_NORM:
         return plain(input, normalized_shape, weight, eps)
     dims = len(normalized_shape)
+    _require_no_transform("rms_norm")
     return _FusedRmsNorm.apply(input, weight, dims)  # type: ignore[no-untyped-call]
 
 
@@ -201,6 +213,7 @@ def _gru_cell(
     b_ih: _Optional = None,
     b_hh: _Optional = None,
 ) -> object:
+    _require_no_transform("gru_cell")
     gates = torch.mm(input, w_ih.t()), torch.mm(hx, w_hh.t())
     biases = (b_ih, b_hh) if b_ih is not None else (None, None)
     return _FusedGru.apply(*gates, hx, *biases)  # type: ignore[no-untyped-call]
@@ -253,6 +266,7 @@ def _recurrent(
 ) -> object:
     if not torch.backends.cudnn.enabled:
         return plain(input, hx, weights, has_biases, layers, dropout, train, both_ways, batch_first)
+    _require_no_transform("a recurrent layer")
     states = (hx,) if isinstance(hx, _Tensor) else tuple(hx)
     # The library's buffer has room for biases; weights without any are copied into one.
     gates = weights[0].shape[0]
