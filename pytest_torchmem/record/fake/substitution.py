@@ -377,12 +377,12 @@ def _holds_tensors(value: object) -> bool:
     return plain and any(isinstance(leaf, torch.Tensor) for leaf in fake_tensors.leaves(value))
 
 
-def _rename(kept: MutableMapping[Any, Any] | set[Any], others: Mapping[Any, object]) -> None:
-    values = dict.fromkeys(kept) if isinstance(kept, set) else dict(kept)
+def _rename(kept: MutableMapping[_Key, object] | set[_Key], others: Mapping[_Key, _Key]) -> None:
+    values: dict[_Key, object] = dict.fromkeys(kept) if isinstance(kept, set) else dict(kept)
     refill(kept, {others.get(key, key): value for key, value in values.items()})
 
 
-def refill(kept: MutableMapping[_Key, Any] | set[_Key], contents: Mapping[_Key, Any]) -> None:
+def refill(kept: MutableMapping[_Key, Any] | set[_Key], contents: Mapping[_Key, object]) -> None:
     """Give a mapping other contents, in their order, or a set other members."""
     kept.clear()
     kept.update(contents)
