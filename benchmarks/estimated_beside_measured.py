@@ -182,10 +182,10 @@ def row(name: str, device: str, here: Told, there: Told) -> tuple[str, ...]:
     outcome = f"off by {error:+.1%}"
     if abs(here.peak - there.peak) <= SCALARS_BYTES:
         outcome = "exact"
-    elif abs(error) <= NEAR:
-        outcome = f"near, {error:+.2%}"
     elif here.at_most is not None and here.peak < there.peak <= here.at_most:
         outcome = f"within, {error:+.1%}"
+    elif abs(error) <= NEAR:
+        outcome = f"near, {error:+.2%}"
     interval = f"{here.peak:,}"
     if here.at_most is not None and here.at_most > here.peak * (1 + NEGLIGIBLE):
         interval += f" to {here.at_most:,}"
@@ -222,7 +222,16 @@ def compare(programs: Mapping[str, Program], script: str, title: str, *, apart: 
     for cells in rows:
         print(*cells, sep=" | ")
     if options.output:
-        options.output.write_text(page(rows, script, title), encoding="utf-8")
+        again = {cells[0] for cells in rows}
+        kept = [cells for cells in rows_of(options.output) if cells[0] not in again]
+        options.output.write_text(page([*kept, *rows], script, title), encoding="utf-8")
+
+
+def rows_of(written: Path) -> list[tuple[str, ...]]:
+    """Return the rows that a page has: what is not run again stays as it is."""
+    lines = written.read_text(encoding="utf-8").splitlines() if written.exists() else []
+    table = [line[1:-1].split(" | ") for line in lines if line.startswith("| ")]
+    return [tuple(cell.strip() for cell in cells) for cells in table[1:]]
 
 
 def page(rows: list[tuple[str, ...]], script: str, title: str) -> str:
@@ -235,7 +244,8 @@ def page(rows: list[tuple[str, ...]], script: str, title: str) -> str:
         f"`python benchmarks/{Path(script).name}`, torch {torch.__version__}; for CUDA measured "
         f"on a simulated {GPU}. {len(rows)} {what}: {counts}. None may end its process, raise "
         "what is not ours or leave a fake tensor behind: such a one would be said to fail. "
-        "*Within*: the estimate is an interval, and has what was measured.\n\n"
+        "*Within*: the estimate is an interval, and has what was measured. Rows of programs that "
+        "were not run again are those of an earlier run.\n\n"
         + tabulate(rows, headers, tablefmt="github", disable_numparse=True)
         + "\n"
     )
