@@ -881,13 +881,6 @@ def asks_what_can_be_overridden():
 
 
 @program
-def renames_a_backend():
-    name = torch._C._get_privateuse1_backend_name()
-    torch.utils.rename_privateuse1_backend(name)
-    return torch._C._get_privateuse1_backend_name() == name, work()
-
-
-@program
 def exports_with_shapes_of_any_size():
     class Net(nn.Module):
         def __init__(self):
