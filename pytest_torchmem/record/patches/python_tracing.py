@@ -321,8 +321,12 @@ class CompilationWatch:
             self._tracing = pause_beside_others()
             self._tracing.suspend()
 
-    @untraced
     def _end(self, *args: object) -> None:
+        # As deep as `_begin` suspends.
+        self._go_on()
+
+    @untraced
+    def _go_on(self) -> None:
         self._done()
         self._tracing.resume()
         see_returns()
