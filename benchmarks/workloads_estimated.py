@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,17 @@ class Program:
     options: dict[str, Any] = field(default_factory=lambda: {"backward": False})
     no_grad: bool = False
     on_meta: bool = False
+
+
+def on_both(
+    built: Mapping[str, Callable[[str], Step]], *, no_grad: bool = False
+) -> dict[str, Program]:
+    """Return a program for the CPU and one for CUDA of each, by name."""
+    return {
+        name + ending: Program(build, device, no_grad=no_grad)
+        for device, ending in (("cpu", ""), ("cuda", ", for CUDA"))
+        for name, build in built.items()
+    }
 
 
 def mlp(device: str, width: int = 256) -> tuple[nn.Module, torch.Tensor]:
@@ -270,9 +281,9 @@ def accumulation(device: str) -> Step:
     return step
 
 
-def lbfgs(device: str) -> Step:
-    model, x = mlp(device, 64)
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+def lbfgs(device: str, rows: int = 64, max_iter: int = 3, line_search: str | None = None) -> Step:
+    model, x = mlp(device, rows)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=max_iter, line_search_fn=line_search)
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from workloads_estimated import Program, Step, training
+from workloads_estimated import Step, on_both, training
 
 # Whole numbers that were there.
 
@@ -304,13 +304,4 @@ _BUILT = {
     "rays": rays,
     "noise": noised,
 }
-GIVEN = {
-    name + {"cpu": "", "cuda": ", for CUDA"}[device]: Program(build, device)
-    for device in ("cpu", "cuda")
-    for name, build in _BUILT.items()
-} | {
-    "beam search" + {"cpu": "", "cuda": ", for CUDA"}[device]: Program(
-        searched, device, no_grad=True
-    )
-    for device in ("cpu", "cuda")
-}
+GIVEN = on_both(_BUILT) | on_both({"beam search": searched}, no_grad=True)

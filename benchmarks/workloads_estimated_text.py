@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from workloads_estimated import Program, Step, training
+from workloads_estimated import Step, on_both, training
 
 _WORDS = 500
 
@@ -611,8 +611,4 @@ _BUILT = {
     "language model of 16 bits": sixteen_bits,
     "checkpoints on the host": in_reserve,
 }
-TEXT = {
-    name + {"cpu": "", "cuda": ", for CUDA"}[device]: Program(build, device)
-    for device in ("cpu", "cuda")
-    for name, build in _BUILT.items()
-}
+TEXT = on_both(_BUILT)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
-from workloads_estimated import Program, Step, training
+from workloads_estimated import Step, on_both, training
 
 
 class _ConvNext(nn.Module):
@@ -578,8 +578,4 @@ _BUILT = {
     "MoCo": queued,
     "VICReg": decorrelated,
 }
-VISION = {
-    name + {"cpu": "", "cuda": ", for CUDA"}[device]: Program(build, device)
-    for device in ("cpu", "cuda")
-    for name, build in _BUILT.items()
-}
+VISION = on_both(_BUILT)

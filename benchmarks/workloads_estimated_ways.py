@@ -19,7 +19,7 @@ from torch.func import functional_call, grad, jacfwd, jacrev, jvp, stack_module_
 from torch.nn import functional
 from torch.nn.utils import parametrizations, vector_to_parameters
 from torch.utils.checkpoint import checkpoint
-from workloads_estimated import Program, Step, mlp, training
+from workloads_estimated import Step, lbfgs, mlp, on_both, training
 
 
 def _layers(*widths: int, between: type[nn.Module] = nn.ReLU) -> nn.Sequential:
@@ -538,19 +538,6 @@ def sparse_towers(device: str) -> Step:
 # Optimizers.
 
 
-def lbfgs(device: str) -> Step:
-    model, x = mlp(device, 32)
-    optimizer = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe")
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        return loss
-
-    return lambda: optimizer.step(closure)
-
-
 def newton_schulz(device: str) -> Step:
     """Muon for matrices, in 16 bits, and AdamW for the rest."""
     model = _layers(128, 256, 256, 10, between=nn.GELU).to(device)
@@ -1017,7 +1004,7 @@ _BUILT: dict[str, Callable[[str], Step]] = {
     "conformer": conformer,
     "recommender": recommended,
     "sparse towers": sparse_towers,
-    "LBFGS, line search": lbfgs,
+    "LBFGS, line search": partial(lbfgs, rows=32, max_iter=20, line_search="strong_wolfe"),
     "Muon in 16 bits": newton_schulz,
     "Shampoo": shampoo,
     "state of 8 bits": eight_bit_adam,
@@ -1045,13 +1032,4 @@ _BUILT: dict[str, Callable[[str], Step]] = {
     "random field": random_field,
     "low rank": low_rank,
 }
-WAYS = {
-    name + {"cpu": "", "cuda": ", for CUDA"}[device]: Program(build, device)
-    for device in ("cpu", "cuda")
-    for name, build in _BUILT.items()
-} | {
-    "samples of a flow" + {"cpu": "", "cuda": ", for CUDA"}[device]: Program(
-        denoised, device, no_grad=True
-    )
-    for device in ("cpu", "cuda")
-}
+WAYS = on_both(_BUILT) | on_both({"samples of a flow": denoised}, no_grad=True)
