@@ -631,6 +631,16 @@ def imports_what_is_not_there():
 no_such_name = None
 
 
+def imported_by(name, finder):
+    """Import a module that a finder has; what is left of it is what the program keeps."""
+    sys.meta_path.insert(0, finder)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.meta_path.remove(finder)
+        sys.modules.pop(name, None)
+
+
 @program
 def imports_with_a_finder_of_its_own():
     class Finder:
@@ -645,13 +655,7 @@ def imports_with_a_finder_of_its_own():
         def exec_module(self, module):
             module.X = torch.ones(2)
 
-    finder = Finder()
-    sys.meta_path.insert(0, finder)
-    try:
-        return importlib.import_module("found_by_a_body").X
-    finally:
-        sys.meta_path.remove(finder)
-        sys.modules.pop("found_by_a_body", None)
+    return imported_by("found_by_a_body", Finder()).X
 
 
 @program

@@ -55,6 +55,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from tests.record.undisturbed.programs_python import imported_by
 from tests.record.undisturbed.state import prepared, program
 
 
@@ -421,13 +422,7 @@ class TransformingFinder(importlib.abc.MetaPathFinder):
 
 @program
 def rewrites_what_it_imports():
-    finder = TransformingFinder()
-    sys.meta_path.insert(0, finder)
-    try:
-        return importlib.import_module("transformed_in_a_body").x
-    finally:
-        sys.meta_path.remove(finder)
-        sys.modules.pop("transformed_in_a_body", None)
+    return imported_by("transformed_in_a_body", TransformingFinder()).x
 
 
 @program
