@@ -86,8 +86,7 @@ def test_the_cpu_stands_for_a_gpu(program, monkeypatch):
     assert abs(estimated - peak.total + peak.at_peak[Category.WORKSPACE]) <= SCALARS
 
 
-def test_the_rules_of_fake_tensors_run_in_the_thread_of_a_gpu_that_is_there(monkeypatch):
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+def test_the_rules_of_fake_tensors_run_in_the_thread_of_a_gpu_that_is_there():
     model, x = nn.Linear(64, 64).to("cuda"), torch.randn(32, 64, device="cuda")
 
     def step():
@@ -96,9 +95,11 @@ def test_the_rules_of_fake_tensors_run_in_the_thread_of_a_gpu_that_is_there(monk
 
     # Some rules are other operators, which run once in a process.
     fake_tensors.FakeTensorMode.cache_clear()
-    estimated = estimate(step, backward=False).peak.total
+    estimated = estimate(step, backward=False).peak.by_category
     step()
     with measure(device="cuda") as window:
         step()
-    peak = window.result.peak
-    assert abs(estimated - peak.total + peak.at_peak[Category.WORKSPACE]) <= SCALARS
+    # Workspaces move the moment of the peak; each category's own is where it was.
+    measured = window.result.peak.by_category
+    for category in set(Category) - {Category.WORKSPACE}:
+        assert abs(estimated[category] - measured[category]) <= SCALARS
