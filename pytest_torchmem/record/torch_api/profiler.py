@@ -416,7 +416,7 @@ class Profiler:
             for number in (n for n in _TOOL_IDS if sys.monitoring.get_tool(n) == _TOOL):
                 sys.monitoring.set_events(number, 0)
                 self.lost_calls = True
-        elif type(profile_function()).__name__ == _TRACER:
+        elif is_tracer(profile_function()):
             sys.setprofile(None)
             self.lost_calls = True
             if threading.get_ident() == self._thread:
@@ -430,7 +430,7 @@ class Profiler:
         """
         self._profile_function.before_stop()
         Profiler.over_count += 1
-        if self._tracer.__name__ == _TRACER != type(profile_function()).__name__:
+        if self._tracer.__name__ == _TRACER and not is_tracer(profile_function()):
             self.lost_calls = True
         _traced.update(_threads_of_pools())
         try:
