@@ -38,11 +38,13 @@ _RELATIVE: Final = frozenset({"end"})
 class _PackedBlock:
     """Some rows of a column: ``smallest`` plus each of ``codes``, or no codes where all are alike.
 
-    Numbers that no narrow code can tell apart are their own codes.
+    Numbers that no narrow code can tell apart are their own codes. Of two numbers one bit tells
+    whether it is ``other``, the larger one.
     """
 
     smallest: np.generic
     codes: Column | None
+    other: np.generic | None = None
 
     @property
     def nbytes(self) -> int:
@@ -51,6 +53,9 @@ class _PackedBlock:
     def unpack(self, found: Column) -> None:
         if self.codes is None:
             found[:] = self.smallest
+        elif self.other is not None:
+            is_other = np.unpackbits(self.codes, count=len(found)).view(np.bool_)
+            found[:] = np.where(is_other, self.other, self.smallest)
         elif self.codes.dtype == found.dtype:
             found[:] = self.codes
         else:
@@ -61,6 +66,9 @@ def _block(values: Column) -> _PackedBlock:
     low, high = values.min(), values.max()
     if low == high:
         return _PackedBlock(low, None)
+    is_other = values == high
+    if np.all(is_other | (values == low)):
+        return _PackedBlock(low, np.packbits(is_other), high)
     for dtype in _NARROW:
         if dtype.itemsize >= values.dtype.itemsize:
             break
@@ -127,7 +135,7 @@ class PackedTable:
                     place = memory[start : start + codes.nbytes].view(codes.dtype)
                     place[:] = codes
                     start, codes = start + codes.nbytes, place
-                moved.append(_PackedBlock(block.smallest, codes))
+                moved.append(_PackedBlock(block.smallest, codes, block.other))
             self._columns[name] = tuple(moved)
 
     def __array__(self, dtype: None = None, copy: bool | None = None) -> NDArray[np.void]:

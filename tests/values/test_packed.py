@@ -51,6 +51,17 @@ def test_numbers_that_are_close_take_less_memory() -> None:
     assert PackedTable.of(table).nbytes <= len(table) * 4
 
 
+@pytest.mark.parametrize("numbers", [(0, 1), (-1, 2**62), (-(2**63), 2**63 - 1)])
+def test_a_column_of_two_numbers_takes_a_bit_for_each_row(numbers: tuple[int, int]) -> None:
+    table = np.zeros(10 * ROWS, [("other", "i8")])
+    table["other"] = np.random.default_rng(0).choice(np.array(numbers, np.int64), len(table))
+    found = PackedTable.of(table)
+    assert found.nbytes == len(table) // 8
+    assert np.array_equal(found["other"], table["other"])
+    found.move_to(np.empty(found.nbytes, np.uint8))
+    assert np.array_equal(found["other"], table["other"])
+
+
 def test_rows_of_a_packed_table_are_those_of_the_table() -> None:
     table = np.zeros(3 * ROWS, EVENT)
     table["line"], table["end"] = np.arange(len(table)), 1

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.values.contributors import Phase
-from pytest_torchmem.values.packed import Table
+from pytest_torchmem.values.packed import Table, in_pieces
 from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.trace import CREATE_GRAPH, EventKind, MarkKind, Role, Scope, Trace
 
@@ -91,6 +91,18 @@ class OpTree:
         """Return the time at which each event began, by rank: int64, shape (E,)."""
         starts: NDArray[np.int64] = self.trace.events["start_ns"]
         return starts if ascends(starts) else np.sort(starts)
+
+    def starts_at(self, ranks: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return the times at which the events of some ranks began: int64, of the same shape."""
+        if not (ascends(self.rank) and ascends(ranks)):
+            return self.starts_ns()[ranks]
+        found = np.empty(len(ranks), np.int64)
+        for rows, (starts,) in in_pieces(self.trace.events, "start_ns"):
+            # Bounds of another type would have all ranks copied.
+            bounds = np.array((rows.start, rows.stop), ranks.dtype)
+            places = slice(*np.searchsorted(ranks, bounds))
+            found[places] = starts[ranks[places] - rows.start]
+        return found
 
     def ranks_at(self, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the places of moments among the ranks: float64, shape as that of ``times_ns``."""

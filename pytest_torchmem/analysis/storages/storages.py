@@ -350,18 +350,18 @@ def _lifetimes(changes: _Changes, early: NDArray[np.int64]) -> _Lives:
     is_born = (changes.size > 0)[order]
     born = np.flatnonzero(is_born).astype(np.int32)
     died = np.full(len(born), NEVER)
-    ends = np.flatnonzero(~is_last[born])
-    died[ends] = rank[born[ends] + 1]
+    goes_on = ~is_last[born]
+    died[goes_on] = rank[born[goes_on] + 1]
     before = _from_before(changes, is_last, is_born, early)
     at = np.searchsorted(place[born], before.place)
-    columns = (
-        (place[born], before.place),
-        (rank[born].astype(np.float64), before.born),
-        (died, before.died),
-        (changes.size[order[born]], before.size),
-        (changes.event[order[born]], before.event),
+    # One column after the other: all of them twice would be the most that an analysis takes.
+    return _Lives(
+        place=np.insert(place[born], at, before.place),
+        born=np.insert(rank[born].astype(np.float64), at, before.born),
+        died=np.insert(died, at, before.died),
+        size=np.insert(changes.size[order[born]], at, before.size),
+        event=np.insert(changes.event[order[born]], at, before.event),
     )
-    return _Lives(*(np.insert(of_born, at, of_before) for of_born, of_before in columns))
 
 
 def _from_before(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -21,6 +22,8 @@ from pytest_torchmem.values.units import format_size
 
 # What is worked out of the changes is in memory for so many of them at a time.
 _CHANGES_AT_ONCE: Final = 2**18
+# To find them, all storages are looked at once for each piece.
+_MOST_PIECES: Final = 16
 
 
 LiveAt: TypeAlias = Callable[[int, Category | None], tuple[Contributor, ...]]
@@ -98,45 +101,48 @@ def build_timeline(
     Changes at one rank are one row: those at the beginning, and the end of a storage in whose place
     another one is born.
     """
-    ranks, changed, is_free, ends_rank = _changes(evidence)
-    sizes = evidence.storages.size_bytes
-    # Most categories stay at zero; by columns, nothing is written to these.
+    storages, begin = evidence.storages, evidence.window.begin
+    count = int(np.count_nonzero(evidence.counted))
+    ranks = np.empty(2 * count + 1)
+    # Most categories stay at zero; by columns, nothing is written to these, nor behind the end.
     levels = np.zeros((len(ranks), len(Category)), np.int64, order="F")
+    sizes = storages.size_bytes
     used = tuple(np.flatnonzero(np.bincount(labels[evidence.counted & (sizes != 0)])).tolist())
-    level, row = np.zeros(len(Category), np.int64), len(ranks) - np.count_nonzero(ends_rank)
-    for first in range(0, len(changed), _CHANGES_AT_ONCE):
-        part = slice(first, first + _CHANGES_AT_ONCE)
-        storage, is_last = changed[part], ends_rank[part]
-        amounts = np.where(is_free[part], -sizes[storage], sizes[storage])
+    level, ranks[0] = np.zeros(len(Category), np.int64), begin
+    row = int(not np.any(evidence.counted & (storages.born <= begin)))
+    for changed_at, storage, is_free in _changes(evidence, count):
+        is_last = np.ones(len(changed_at), np.bool_)
+        np.not_equal(changed_at[1:], changed_at[:-1], out=is_last[:-1])
+        amounts = np.where(is_free, -sizes[storage], sizes[storage])
         rows = slice(row, row := row + np.count_nonzero(is_last))
+        ranks[rows] = changed_at[is_last]
         for column in used:
             now = level[column] + np.cumsum(np.where(labels[storage] == column, amounts, 0))
             levels[rows, column], level[column] = now[is_last], now[-1]
-    return Timeline(row_times(evidence, ranks), levels, columns=used), ranks
+    return Timeline(row_times(evidence, ranks[:row]), levels[:row], columns=used), ranks[:row]
 
 
 def _changes(
-    evidence: Evidence,
-) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the rank of the beginning, and each at which something changes, once.
+    evidence: Evidence, count: int
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]]:
+    """Yield the changes of the footprint, which ``count`` storages are in, in their order.
 
-    And the changes of the footprint, in their order: the storage that comes or goes, whether it
-    goes, and whether nothing else comes or goes at its rank after it.
+    Of each the rank, the storage that comes or goes, and whether it goes. Those between two ranks
+    come together, and nothing in between is empty.
     """
     storages, window = evidence.storages, evidence.window
-    storage = np.flatnonzero(evidence.counted).astype(np.int32)
-    freed = storage[storages.died[storage] <= window.end]
-    came = np.maximum(storages.born[storage], window.begin)
-    ranks, count = np.concatenate([came, storages.died[freed]]), len(came)
-    del came
-    storage = np.concatenate([storage, freed])
-    order = np.argsort(ranks, kind="stable").astype(np.int32)
-    ranks = ranks[order]
-    is_last = np.ones(len(ranks), np.bool_)
-    np.not_equal(ranks[1:], ranks[:-1], out=is_last[:-1])
-    alone = [] if len(ranks) and ranks[0] == window.begin else [window.begin]
-    ranks = np.concatenate([alone, ranks[is_last]])
-    return ranks, storage[order], order >= count, is_last
+    pieces = min(_MOST_PIECES, 1 + count // _CHANGES_AT_ONCE)
+    bounds = np.linspace(window.begin, window.end, pieces + 1)
+    bounds[0], bounds[-1] = -np.inf, np.inf
+    for low, high in pairwise(bounds.tolist()):
+        came, gone = (
+            np.flatnonzero(evidence.counted & (low <= ranks) & (ranks < high) & (ranks <= last))
+            for ranks, last in ((storages.born, np.inf), (storages.died, window.end))
+        )
+        ranks = np.concatenate([np.maximum(storages.born[came], window.begin), storages.died[gone]])
+        order = np.argsort(ranks, kind="stable")
+        if len(order):
+            yield ranks[order], np.concatenate([came, gone])[order], order >= len(came)
 
 
 def row_times(evidence: Evidence, ranks: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -144,10 +150,9 @@ def row_times(evidence: Evidence, ranks: NDArray[np.float64]) -> NDArray[np.int6
     count = len(evidence.tree.rank)
     if not count:
         return np.zeros(len(ranks), np.int64)
-    at = np.clip(ranks, 0, count - 1).astype(np.int32)
-    starts = evidence.tree.starts_ns()
-    times: NDArray[np.int64] = starts[at]
-    times -= starts[0]
+    at = np.empty(len(ranks), np.int32)
+    times = evidence.tree.starts_at(np.clip(ranks, 0, count - 1, out=at, casting="unsafe"))
+    times -= evidence.tree.starts_at(np.zeros(1, np.int32))
     return times
 
 
