@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -204,11 +205,12 @@ class _Members:
         return same
 
     def lists(self, groups: NDArray[np.int64]) -> Iterator[list[int]]:
-        """Yield the members of some groups, ascending."""
-        ends = np.cumsum(self.counts)[groups]
-        begins = ends - self.counts[groups]
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            yield self.values[begin:end].tolist() if end > begin else []
+        """Yield the members of some groups, which ascend; so do the members."""
+        is_wanted = np.zeros(len(self.counts), np.bool_)
+        is_wanted[groups] = True
+        values = self.values[np.repeat(is_wanted, self.counts)].tolist()
+        for begin, end in pairwise([0, *np.cumsum(self.counts[groups]).tolist()]):
+            yield values[begin:end]
 
 
 # Operators that make a library set up its scratch space.

@@ -69,8 +69,8 @@ class EventTree:
     """The events in depth-first order. Lists about one kind of event are in that order, too.
 
     Attributes:
-        parents: For each event the row of the one around it, or -1.
-        kinds: For each event its `EventKind`.
+        parents: For each event the row of the one around it, or -1: int64.
+        kinds: For each event its `EventKind`: uint8.
         inner: The rows of the events that hold others.
         inner_ends: For each of these the row after the last one that it holds.
         times: Of all events but Python calls.
@@ -86,8 +86,8 @@ class EventTree:
             optimizer, and the two, either of which may be None.
     """
 
-    parents: list[int] = field(default_factory=list)
-    kinds: list[int] = field(default_factory=list)
+    parents: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    kinds: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     inner: list[int] = field(default_factory=list)
     inner_ends: list[int] = field(default_factory=list)
     times: Times = field(default_factory=Times)
@@ -144,20 +144,21 @@ class EventTree:
                 ones        ->    ones
                 add               add
         """
-        is_call = are_calls(np.array(self.kinds, np.uint8))
+        is_call, parents = are_calls(self.kinds), self.parents.tolist()
         numbers, ends = np.cumsum(is_call) - 1, dict(zip(self.inner, self.inner_ends, strict=True))
-        for root in np.flatnonzero(is_call & (np.array(self.parents) < 0)).tolist():
+        for root in np.flatnonzero(is_call & (self.parents < 0)).tolist():
             end = ends.get(root, root + 1)
             last = root + int(np.flatnonzero(is_call[root:end])[-1])
             outer, inner = (self.python[numbers[row]] for row in (root, last))
             if outer is None or inner is None or _end_ns(outer) != _end_ns(inner):
                 continue
             around, row = {last}, last
-            while (row := self.parents[row]) >= 0:
+            while (row := parents[row]) >= 0:
                 around.add(row)
             ends |= dict.fromkeys(around, last + 1)
-            rest = self.parents[last + 1 : end]
-            self.parents[last + 1 : end] = [-1 if row in around else row for row in rest]
+            rest = parents[last + 1 : end]
+            parents[last + 1 : end] = [-1 if row in around else row for row in rest]
+        self.parents = np.array(parents, np.int64)
         self.inner, self.inner_ends = list(ends), list(ends.values())
 
 
@@ -174,8 +175,8 @@ def read_tree(
     roots: Sequence[profiler.ProfilerEvent], mentions: Mentions, whole: bool = False
 ) -> EventTree:
     """Walk the tree; ``mentions`` gets what operators take, and ``whole`` keeps these as well."""
-    tree = EventTree()
-    parents, kinds, times = tree.parents, tree.kinds, tree.times
+    tree, parents, kinds = EventTree(), list[int](), list[int]()
+    times = tree.times
     fields_of, kind_of = profiler.fields_of, _KINDS.get
     events, parent, row = iter(roots), -1, -1
     # The events around: those that are left beside each, and the row around these.
@@ -209,6 +210,7 @@ def read_tree(
             tree.inner.append(parent)
             tree.inner_ends.append(row + 1)
             events, parent = around.pop()
+    tree.parents, tree.kinds = np.array(parents, np.int64), np.array(kinds, np.uint8)
     return tree
 
 
@@ -243,7 +245,7 @@ class WorthKeeping:
 
 def find_kept(tree: EventTree, whole: bool = False) -> WorthKeeping:
     """Return what is worth keeping of a tree; of a ``whole`` one that is everything."""
-    is_python = are_calls(np.array(tree.kinds, np.uint8))
+    is_python = are_calls(tree.kinds)
     worth = ~is_python | whole
     worth[np.flatnonzero(is_python)[[call for call, _, _ in tree.owners]]] = True
     ends = np.arange(1, len(worth) + 1)

@@ -219,9 +219,10 @@ class TreeReader:
         events["scope"] = Scope.NONE
         events["sequence"] = -1
         rows, known = _rows_of(events, EventKind.TORCH_OP), self._shapes.known
+        shapes = np.array(tree.shapes, np.int64)
         names = np.array([shape.name for shape in known], np.int32)
-        is_operator = np.array([shape.is_operator for shape in known], np.bool_)[tree.shapes]
-        events["name"][rows] = names[tree.shapes]
+        is_operator = np.array([shape.is_operator for shape in known], np.bool_)[shapes]
+        events["name"][rows] = names[shapes]
         events["is_operator"][rows] = is_operator
         # Only annotations and nodes of the backward graph have other scopes than functions, and
         # neither has a schema.
@@ -303,10 +304,12 @@ class TreeReader:
             *tree.allocations, strict=True
         )
         table["event"] = rows
-        table["keyed"] = [None not in key for key in zip(ids, allocation_ids, strict=True)]
-        table["device"] = [self.device_numbers[device] for device in devices]
-        table["id"] = [value or 0 for value in ids]
-        table["allocation_id"] = [value or 0 for value in allocation_ids]
+        table["keyed"] = True
+        for name, values in (("id", ids), ("allocation_id", allocation_ids)):
+            if None in values:
+                table["keyed"] &= [value is not None for value in values]
+            table[name] = [value or 0 for value in values] if None in values else values
+        table["device"] = list(map(self.device_numbers.__getitem__, devices))
         table["ptr"] = pointers
         table["size_bytes"] = sizes
         table["total_allocated"] = allocated
@@ -347,8 +350,8 @@ def _events(
 ) -> NDArray[np.void]:
     """`trace.EVENT` rows with their places and times."""
     events = np.zeros(len(kept.rows), EVENT)
-    events["kind"] = np.array(tree.kinds, np.uint8)[kept.rows]
-    parents = np.array(tree.parents, np.int64)[kept.rows]
+    events["kind"] = tree.kinds[kept.rows]
+    parents = tree.parents[kept.rows]
     events["parent"] = np.where(parents >= 0, kept.row[parents], -1)
     events["end"] = kept.end
     threads = np.zeros(len(events), np.uint64)
@@ -357,9 +360,10 @@ def _events(
         events["start_ns"][rows] = times.starts_ns
         events["end_ns"][rows] = times.ends_ns
         threads[rows] = times.threads
-    # Numbered as they are first met.
-    numbers: defaultdict[int, int] = defaultdict(count().__next__)
-    events["thread"] = [numbers[thread] for thread in threads.tolist()]
+    # Numbered as they are first met. Nearly always there is one.
+    if np.any(threads != threads[:1]):
+        numbers: defaultdict[int, int] = defaultdict(count().__next__)
+        events["thread"] = [numbers[thread] for thread in threads.tolist()]
     return events
 
 
@@ -382,6 +386,10 @@ def _unique_sequences(
     """
     sequences = np.array(tree.sequences, np.int64)
     numbered = np.flatnonzero(sequences >= 0)
+    one_thread = len({*places, *tree.times.threads}) == 1
+    if one_thread and len(numbered) and not _on_device(tree):
+        sequences[numbered] += _APART * places[tree.times.threads[0]]
+        return sequences
     starts_ns, threads = _times(tree, sequences >= 0)
     forward: set[int] = set(places)
     backward: set[int] = set()
@@ -399,8 +407,7 @@ def _unique_sequences(
 
 def _times(tree: EventTree, chosen: NDArray[np.bool_]) -> tuple[list[int], list[int]]:
     """Start and thread of some of a tree's operators."""
-    kinds = np.array(tree.kinds, np.uint8)
-    timed = kinds[~are_calls(kinds)] == EventKind.TORCH_OP
+    timed = tree.kinds[~are_calls(tree.kinds)] == EventKind.TORCH_OP
     timed[timed] = chosen
     return list(compress(tree.times.starts_ns, timed)), list(compress(tree.times.threads, timed))
 

@@ -357,16 +357,19 @@ class Mentions:
         self, table: NDArray[np.void], operators: NDArray[np.int64], shapes: Sequence[int]
     ) -> None:
         known = self.shapes.known
-        counts = np.array([len(shape.arguments) for shape in known], np.int64)[shapes]
+        lengths = np.array([len(shape.arguments) for shape in known], np.int64)
+        counts = lengths[shapes]
         table["event"] = np.repeat(operators, counts)
         table["role"] = Role.OPERATOR_INPUT
         table["name"] = -1
-        taken = [known[shape] for shape in shapes]
+        # The columns of all shapes one after the other, and the place of each mention in these.
+        begins = (np.cumsum(lengths) - lengths)[shapes] - (np.cumsum(counts) - counts)
+        places = np.arange(len(table)) + np.repeat(begins, counts)
         for name, columns in (
-            ("argument", (shape.arguments for shape in taken)),
-            ("mutable", (shape.mutable for shape in taken)),
+            ("argument", [shape.arguments for shape in known]),
+            ("mutable", [shape.mutable for shape in known]),
         ):
-            table[name] = np.fromiter(chain.from_iterable(columns), table[name].dtype, len(table))
+            table[name] = np.array([*chain.from_iterable(columns)], table[name].dtype)[places]
 
     def _fill_identities(
         self,

@@ -86,7 +86,7 @@ def find_gaps(
     Rows are those of ``kept``; ``is_users`` is asked about one. The calls around need not be among
     what is kept.
     """
-    kinds, parents = np.array(tree.kinds, np.uint8), np.array(tree.parents, np.int64)
+    kinds, parents = tree.kinds, tree.parents
     is_call = are_calls(kinds)
     in_function = (kinds == EventKind.TORCH_OP) & (parents >= 0)
     in_function &= kinds[parents] == EventKind.PY_CALL
@@ -143,12 +143,12 @@ class _Below:
     @classmethod
     def of(cls, tree: EventTree, users: set[int], is_call: NDArray[np.bool_]) -> _Below:
         """Return what is below the functions in these rows; ``is_call`` has calls of their own."""
-        parents = np.array(tree.parents, np.int64)
+        parents = tree.parents
         in_users = np.zeros(len(parents) + 1, np.bool_)
         in_users[list(users)] = True
         rows = np.flatnonzero(in_users[parents])
         rows = rows[np.argsort(parents[rows], kind="stable")]
-        call = np.cumsum(are_calls(np.array(tree.kinds, np.uint8))) - 1
+        call = np.cumsum(are_calls(tree.kinds)) - 1
         return cls(tree, rows, parents[rows], call, np.flatnonzero(is_call[rows]).tolist())
 
     def runs(self, operators: NDArray[np.int64]) -> dict[tuple[int, int], list[int]]:
