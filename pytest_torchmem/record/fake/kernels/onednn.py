@@ -36,27 +36,61 @@ _BLOCK: Final = 16  # channels of a block
 _PAGE_BYTES: Final = 4096
 _LINE_BYTES: Final = 64
 _SMALL_BYTES: Final = 1 << 16
+_BOOKED_BYTES: Final = 1 << 30
 
 
 def _convolution(call: Call) -> Bounds:
+    x, weight = call.args[:2]
     if (taken := _bounds_of_unfolding(call.args, call.outputs[0])) is not None:
-        return taken
-    return _in_blocks(call, call.args[1], call.args[0], call.outputs[0])
+        return _with_layouts(taken, x, weight, call.outputs[0])
+    products = _in_products(call.args, call.outputs[0])
+    return _in_blocks(call, products, weight, x, call.outputs[0])
 
 
 def _convolution_backward(call: Call) -> Bounds:
+    grad, x, weight = call.args[:3]
     if (taken := _bounds_of_unfolding_backward(call.args)) is not None:
-        return taken
-    return _in_blocks(call, call.args[2], call.args[1], call.args[0])
+        return _with_layouts(taken, grad, x, weight)
+    # The buffers for gradients of the weight are booked with four times their bytes.
+    products = _in_products((x, weight, None, *call.args[4:10]), grad, 4 * nbytes(weight))
+    return _in_blocks(call, products, weight, x, grad)
 
 
-def _in_blocks(call: Call, weight: torch.Tensor, *images: torch.Tensor) -> Bounds:
+def _with_layouts(bounds: Bounds, *tensors: torch.Tensor) -> Bounds:
+    """Where the channels of one come last, those of the others are put last, too."""
+    copied = sum(map(nbytes, tensors)) if any(map(_ends_in_channels, tensors)) else 0
+    return bounds[0], bounds[1] + copied
+
+
+def _ends_in_channels(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 4 and tensor.stride(1) == 1 and tensor.stride(3) >= tensor.shape[1]
+
+
+def _in_blocks(call: Call, products: int, weight: torch.Tensor, *images: torch.Tensor) -> Bounds:
     """Input, weight and result in blocks of channels; 16 bits are computed in 32."""
     blocked = _blocked(call, weight, *images)
     # Each thread works on a weight, or on the gradient of one, by itself.
-    threads = torch.get_num_threads() * blocked[0]
+    threads = torch.get_num_threads()
     widened = max(1, WIDE_BYTES // weight.element_size())
-    return 0, (2 * sum(blocked) + threads) * widened + _SMALL_BYTES
+    parts = (2 * sum(blocked) + threads * blocked[0]) * widened
+    return 0, parts + products + threads * _SMALL_BYTES
+
+
+def _in_products(args: Arguments, output: torch.Tensor, weight_bytes: int = 0) -> int:
+    """The most that the threads take where oneDNN multiplies matrices, else 0.
+
+    It does so where a kernel's points have gaps between them, or where the channels of a group do
+    not fill blocks: each thread unfolds one group of one image. ``init_conf`` in oneDNN's
+    ``src/cpu/gemm_convolution_utils.cpp``, which leaves threads out rather than book 1 GiB.
+    """
+    x, weight, dilation, groups = args[0], args[1], args[5], int(args[8])
+    channels = int(x.shape[1]) // groups, int(output.shape[1]) // groups
+    in_gaps = groups > 1 and any(count % _BLOCK for count in channels)
+    if not in_gaps and set(dilation) == {1}:
+        return 0
+    columns = _all_columns(args, output) // max(1, int(x.shape[0]))
+    widened = max(1, WIDE_BYTES // int(weight.element_size()))
+    return min(torch.get_num_threads() * (columns + weight_bytes) * widened, _BOOKED_BYTES)
 
 
 def _blocked(call: Call, weight: torch.Tensor, *images: torch.Tensor) -> tuple[int, ...]:

@@ -19,6 +19,11 @@ from pytest_torchmem.record.torch_api.dispatcher import convolution_kind
 aten = torch.ops.aten
 BF16, F32 = torch.bfloat16, torch.float32
 Made = tuple[Any, tuple[Any, ...], dict[str, Any]]
+LAYOUTS = [
+    (torch.contiguous_format, torch.contiguous_format),
+    (torch.channels_last, torch.contiguous_format),
+    (torch.contiguous_format, torch.channels_last),
+]
 # Sizes and moments of means: numbers that C++ wraps in tensors.
 SCALARS = 64
 
@@ -289,29 +294,57 @@ def test_the_workspace_of_an_lstm_is_known(steps, batch, width, hidden):
         assert measured(call.func, *call.args) <= scratch.at_most_bytes
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
-@settings(max_examples=12, deadline=None)
+def assert_bounded(x: torch.Tensor, weight: torch.Tensor, *how: Any) -> None:
+    """A convolution and its backward take no more than their bounds."""
+    call = call_of(aten.convolution.default, x, weight, None, *how)
+    assert measured(call.func, *call.args) <= scratch_of(call, on_cpu=True).at_most_bytes
+    grad, wanted = torch.randn_like(call.outputs[0]), [True, True, False]
+    back = call_of(aten.convolution_backward.default, grad, x, weight, None, *how, wanted)
+    assert measured(back.func, *back.args) <= scratch_of(back, on_cpu=True).at_most_bytes
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("threads", [1, 8], indirect=True)
+@pytest.mark.parametrize("dtype", [F32, BF16, torch.float64])
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from([1, 3, 8, 20, 64]),
     st.sampled_from([1, 4, 16, 24]),
     st.sampled_from([1, 3, 5]),
     st.integers(1, 2),
+    st.integers(1, 2),
     st.booleans(),
     st.sampled_from([1, 1, 3, 40]),
+    st.sampled_from(LAYOUTS),
 )
 def test_a_convolution_takes_no_more_than_its_bound(
-    dtype, inner, outer, kernel, stride, transposed, groups
+    dtype, inner, outer, kernel, stride, dilation, transposed, groups, layouts
 ):
-    x = floats(2, inner * groups, 9, 16, dtype=dtype)
+    x = floats(2, inner * groups, 9, 16, dtype=dtype).to(memory_format=layouts[0])
     shape = (inner * groups, outer) if transposed else (outer * groups, inner)
-    weight = floats(*shape, kernel, kernel, dtype=dtype)
-    how = ([stride] * 2, [0, 0], [1, 1], transposed, [0, 0], groups)
-    call = call_of(aten.convolution.default, x, weight, None, *how)
-    assert measured(call.func, *call.args) <= scratch_of(call, on_cpu=True).at_most_bytes
-    grad = torch.randn_like(call.outputs[0])
-    wanted = [True, True, False]
-    back = call_of(aten.convolution_backward.default, grad, x, weight, None, *how, wanted)
-    assert measured(back.func, *back.args) <= scratch_of(back, on_cpu=True).at_most_bytes
+    weight = floats(*shape, kernel, kernel, dtype=dtype).to(memory_format=layouts[1])
+    assert_bounded(x, weight, [stride] * 2, [0, 0], [dilation] * 2, transposed, [0, 0], groups)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("threads", [8], indirect=True)
+@pytest.mark.parametrize(
+    ("channels", "kernel", "dilation", "groups"), [((64, 4), 5, 1, 3), ((4, 32), 7, 2, 1)]
+)
+def test_each_thread_unfolds_an_image_and_has_gradients_of_its_own(
+    channels, kernel, dilation, groups
+):
+    inner, outer = channels
+    x = floats(2, inner * groups, 32, 36)
+    weight = floats(outer * groups, inner, kernel, kernel)
+    assert_bounded(x, weight, [1, 1], [0, 0], [dilation] * 2, False, [0, 0], groups)
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS)
+def test_channels_that_come_last_in_one_come_last_in_all(layouts):
+    x = floats(2, 16, 7, 9, dtype=torch.float64).to(memory_format=layouts[0])
+    weight = floats(4, 16, 3, 3, dtype=torch.float64).to(memory_format=layouts[1])
+    assert_bounded(x, weight, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
 
 
 def test_each_group_of_a_transposed_convolution_fills_blocks_of_its_own():
