@@ -250,6 +250,7 @@ class Recorder:
                     del ended
                 session = self._profiler
             stop = self.mark(MarkKind.STOP)
+            self._ranges.close()
             self._pause()
             self._history.stop()
             self._counters.stop()
@@ -299,6 +300,7 @@ class Recorder:
         session, self._profiler = self._profiler, None
         with ExitStack() as last:
             last.callback(self._restore)
+            self._ranges.close()
             if session is not None:
                 last.enter_context(suppress(RecordingError))
                 last.callback(session.stop)

@@ -289,10 +289,25 @@ def within_fast_range(x: torch.Tensor) -> torch.Tensor:
         return helper(y, 1)
 
 
-def fast_range() -> None:
+def opened_by_a_helper() -> Any:
+    return torch.ops.profiler._record_function_enter_new("raw", None)
+
+
+def waiting_within_fast_range(x: torch.Tensor) -> Any:
+    with _RecordFunctionFast("waiting"):
+        yield x + 1
+
+
+def ranges_of_other_kinds() -> None:
     x = torch.ones(16)
+    opened = opened_by_a_helper()
+    waiting = waiting_within_fast_range(x)
+    y = next(waiting)
     for _ in range(3):
-        x = within_fast_range(x) - x
+        x = within_fast_range(x) - y
+    torch.ops.profiler._record_function_exit._RecordFunction(opened)
+    x = x * 2
+    waiting.close()
     KEPT.append(x)
 
 
@@ -381,6 +396,6 @@ PROGRAMS = [
     raising,
     blocks_and_modules,
     called_by_functions_of_c,
-    fast_range,
+    ranges_of_other_kinds,
 ]
 LONG_PROGRAMS = [train, recompute, compiled, loops_and_handlers, asynchronous, loaded, forked]

@@ -9,6 +9,8 @@ call while it runs is imported by its name.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import pkgutil
 import sys
 from collections.abc import Callable
@@ -67,7 +69,7 @@ _TRANSFORM: Final = (
 )
 _SAVED: Final = "Tells which saved tensors can be read without calling an unpack hook."
 _COMPILED: Final = "Keeps the compiler's own calls out of the recording."
-_RANGE: Final = "Knows whether the recording can be interrupted here."
+_RANGE: Final = "Tells which of the program's labels are around an operator."
 _CALLED_IN: Final = "Tells in which module an operator runs."
 _NN: Final = "torch.nn.modules.module."
 #: Executors run a piece of work with it.
@@ -91,6 +93,7 @@ PATCHES: Final = (
     *(Patch(name, _SAVED, releases="before 2.10") for name in autograd.PACK_HOOKS),
     Patch("torch.autograd.profiler.record_function.__enter__", _RANGE),
     Patch("torch.autograd.profiler.record_function.__exit__", _RANGE),
+    Patch(profiler.BEGIN_RANGE, "Keeps a program's own ranges out of the recording."),
     Patch("threading.setprofile", "Counts what other threads allocate.", How.ADDED),
     Patch("_thread.start_new_thread", "Counts what a thread that has no object allocates."),
     Patch(THREAD_STARTERS[0], _KNOWN, releases="Python 3.13 and later"),
@@ -222,7 +225,7 @@ class Installed:
         if isinstance(ours, FunctionType):
             ours = self._forwarding(ours, original)
         # Wrappers that classes have are not referred to.
-        if not isinstance(ours, (staticmethod, classmethod)):
+        if not isinstance(ours, (staticmethod, classmethod, property)):
             self.finally_do(lambda: _ENDED.__setitem__(ours, before))
 
         def restore() -> None:
@@ -230,7 +233,7 @@ class Installed:
                 _put(owner, attribute, _ended(before))
 
         self.note(name, restore)
-        setattr(owner, attribute, ours)
+        _put(owner, attribute, ours)
 
     def _forwarding(
         self, function: FunctionType, original: Callable[..., object]
@@ -293,8 +296,14 @@ def _ended(value: object) -> object:
 def _put(owner: object, attribute: str, value: object) -> None:
     if value is _MISSING:
         delattr(owner, attribute)
-    else:
+        return
+    try:
         setattr(owner, attribute, value)
+    except TypeError:
+        # A type of C's. Python itself may change what such a type has, and then forgets what it
+        # found there before.
+        gc.get_referents(vars(owner))[0][attribute] = value
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
 
 @cache

@@ -1,13 +1,15 @@
-"""The calls of torch's that are open around a program's line, and the ranges that it opened."""
+"""The calls of torch's that are open around a program's line, and the labels that it opened."""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
+from weakref import ref
 
 import torch
 
@@ -15,6 +17,7 @@ from pytest_torchmem.contexts import Around
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import quiet
 from pytest_torchmem.record.torch_api import profiler
+from pytest_torchmem.record.tree.mentions import LABELLED
 from pytest_torchmem.values.errors import RecordingError
 
 _Range: TypeAlias = torch.autograd.profiler.record_function
@@ -35,25 +38,34 @@ _COMPILERS: Final = (
     *("_dynamo/", "_inductor/", "_functorch/_aot_autograd/", "_functorch/aot_autograd.py"),
     *("_export/", "export/", "fx/", "jit/"),
 )
+_RECORDERS: Final = f"{Path(__file__).parents[1]}/"
+_LOADERS: Final = "enumerate(DataLoader)#"
 _UNCUT: Final = tuple(f"{_TORCH}{place}" for place in (*_PROFILERS, *_COMPILERS))
 
 
+class _Label(NamedTuple):
+    """A block that is open, the range of ours that stands for it, and the thread of both."""
+
+    block: ref[_Range]
+    name: str
+    range: profiler.RecordFunction
+    thread: int
+
+
 class OpenRanges:
-    """Counts the ``record_function`` ranges that are open, and looks for calls of torch around.
+    """Puts a range of ours around each ``record_function`` block, and looks for calls of torch.
 
-    An operator or annotation that is open when the profiler stops writes its end into the session
-    that is gone, as soon as the next one has begun. So the profiler must not be stopped and started
-    again below one; a cut closes the ranges before it, and opens them again after it.
+    An operator or range that is open when the profiler stops writes its end into the session that
+    is gone, as soon as the next one has begun: into memory that is somebody else's. So no range of
+    the program's is recorded. It may be open for as long as the program likes, by whatever
+    function opened it, and be closed on any thread. Ours are closed before a session ends, and
+    opened again in the next one.
 
-    A loader opens one around each ``__next__``, in which a dataset may run for as long as it likes.
-    It is opened only for a profiler of the body's.
+    A loader opens a block around each ``__next__``. That is no label of the program's.
     """
 
     def __init__(self) -> None:
-        # Those that are open, with their threads.
-        self._open: list[tuple[_Range, int]] = []
-        self._enter: Callable[[_Range], object] = _Range.__enter__
-        self._leave: Callable[..., object] = _Range.__exit__
+        self._open: list[_Label] = []
         #: How many of torch's functions were being called when the recording began.
         self.around = 0
 
@@ -63,30 +75,40 @@ class OpenRanges:
         annotation = "torch.autograd.profiler.record_function"
         patches.replace(f"{annotation}.__enter__", self._opening)
         patches.replace(f"{annotation}.__exit__", self._closing)
+        patches.replace(profiler.BEGIN_RANGE, _ours_alone)
 
     def _opening(self, enter: Callable[..., object]) -> Callable[..., object]:
-        self._enter = enter
-
         def opened(block: _Range) -> object:
-            if _is_loaders(block) and not profiler.front_end_is_active():
-                return block
-            self._open.append((block, threading.get_ident()))
-            return enter(block)
+            entered = enter(block)
+            # A profiler of the program's has the block itself.
+            if not (str(block.name).startswith(_LOADERS) or profiler.front_end_is_active()):
+                self._end(lambda label: label.block() is block)
+                self._begin(ref(block), str(block.name))
+            return entered
 
         return opened
 
     def _closing(self, leave: Callable[..., object]) -> Callable[..., object]:
-        self._leave = leave
-
         def closed(block: _Range, *error: object) -> object:
-            if block.record is None and _is_loaders(block):
-                return None
             try:
                 return leave(block, *error)
             finally:
-                self._open = [one for one in self._open if one[0] is not block]
+                self._end(lambda label: label.block() is block)
 
         return closed
+
+    def _begin(self, block: ref[_Range], name: str) -> None:
+        ours = profiler.RecordFunction(f"{LABELLED}{name}")
+        ours.__enter__()
+        self._open.append(_Label(block, name, ours, threading.get_ident()))
+
+    def _end(self, which: Callable[[_Label], bool]) -> list[_Label]:
+        """Close those labels, the last first; return them in the order in which they began."""
+        ended = [label for label in self._open if which(label)]
+        self._open = [label for label in self._open if label not in ended]
+        for label in reversed(ended):
+            label.range.__exit__(None, None, None)
+        return ended
 
     def require_none_open(self) -> None:
         """Raise `RecordingError` inside a ``record_function`` block or a call of torch."""
@@ -98,7 +120,12 @@ class OpenRanges:
 
     def none_open(self, but: tuple[str, ...] = _HARMLESS) -> bool:
         """Return whether `require_none_open` raises nothing, for calls in the files ``but`` too."""
+        self.forget_dropped()
         return not self._open and _calls_by_torch(but) <= self.around
+
+    def forget_dropped(self) -> None:
+        """Close the label of a block that is gone, which torch has closed then."""
+        self._end(lambda label: label.block() is None)
 
     def may_be_cut(self, *, has_calls: bool) -> bool:
         """Return whether what is open can be `closed`, and torch opens no range and compiles not.
@@ -107,30 +134,39 @@ class OpenRanges:
         is found on the stack of the process. Where a session ``has_calls`` of Python, a range is
         within the call that opened it. Elsewhere it is around all that follows.
         """
+        self.forget_dropped()
         here = threading.get_ident()
-        can_be_closed = all(
-            has_calls and thread == here and block.run_callbacks_on_exit
-            for block, thread in self._open
-        )
+        can_be_closed = all(has_calls and label.thread == here for label in self._open)
         return can_be_closed and not any(file.startswith(_UNCUT) for file in _files_called())
 
-    def closed(self) -> Around[None]:
-        """Have no range open in the block; those that were are opened again after it."""
-        return Around(self._close, self._open_again)
+    def closed(self) -> Around[list[_Label]]:
+        """Have no label open in the block; those that were are opened again after it."""
+        return Around(self.close, self._open_again)
 
     @quiet
-    def _close(self) -> None:
-        for block, _ in reversed(self._open):
-            self._leave(block, None, None, None)
+    def close(self) -> list[_Label]:
+        """Close all labels: no session of ours may end with one."""
+        return self._end(lambda _: True)
 
     @quiet
-    def _open_again(self, _: None) -> None:
-        for block in [block for block, _ in self._open]:
-            self._enter(block)
+    def _open_again(self, closed: list[_Label]) -> None:
+        for label in closed:
+            self._begin(label.block, label.name)
 
 
-def _is_loaders(block: _Range) -> bool:
-    return str(block.name).startswith("enumerate(DataLoader)#")
+def _ours_alone(begin: Callable[[profiler.RecordFunction], object]) -> property:
+    """Return a way to begin a range that is observed where it is ours, or another's profiler is.
+
+    No function of Python's is around the beginning of ours: the range would end with it.
+    """
+
+    def beginning(found: profiler.RecordFunction) -> Callable[[], object]:
+        is_ours = sys._getframe(1).f_code.co_filename.startswith(_RECORDERS)
+        if is_ours or profiler.front_end_is_active():
+            return partial(begin, found)
+        return partial(profiler.begin_unobserved, begin, found)
+
+    return property(beginning)
 
 
 def _calls_by_torch(harmless: tuple[str, ...]) -> int:

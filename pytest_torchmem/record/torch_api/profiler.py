@@ -24,6 +24,7 @@ from torch._C import _autograd
 from torch._C._profiler import (
     ProfilerConfig,
     ProfilerState,
+    RecordScope,
     _ExperimentalConfig,
     _ExtraFields_Allocation,
     _ExtraFields_OutOfMemory,
@@ -64,8 +65,7 @@ CHECKED: Final[Checked] = {
     "torch._C._profiler._ProfilerEvent": ("2.6.0", "2.15.0"),
     "torch._C._profiler._RecordFunctionFast": ("2.6.0", "2.15.0"),
     "torch._C._profiler._TensorMetadata": ("2.6.0", "2.15.0"),
-    "torch.ops.profiler._record_function_enter": ("2.13.0", "2.13.0"),
-    "torch.ops.profiler._record_function_enter_new": ("2.13.0", "2.13.0"),
+    "torch._C._profiler.RecordScope": ("2.13.0", "2.13.0"),
 }
 
 AllocationFields = _ExtraFields_Allocation
@@ -76,19 +76,19 @@ TorchOpFields = _ExtraFields_TorchOp
 ProfilerEvent = _ProfilerEvent
 TensorMetadata = _TensorMetadata
 RecordFunction = _RecordFunctionFast
-#: The names, in code, of what opens a range without ``record_function``: nobody is told of that.
-UNTOLD_RANGES: Final = frozenset(
-    ("_RecordFunctionFast", "_record_function_enter", "_record_function_enter_new")
-)
+#: How a `RecordFunction` begins; as `RecordFunction`, it observes what operators are observed by.
+BEGIN_RANGE: Final = "torch._C._profiler._RecordFunctionFast.__enter__"
+# A range that a program opens may be open when a session ends. Its end would be written into memory
+# that is gone, once the next session has begun. Ranges of this scope have none of our callbacks.
+_enable_profiler: Final[Any] = _autograd._enable_profiler
+_SCOPES: Final = {scope for name, scope in RecordScope.__members__.items() if name != "USER_SCOPE"}
 
 if TYPE_CHECKING:
     from torch._C._autograd import _KinetoEvent, _ProfilerResult
-    from torch._C._profiler import RecordScope as _RecordScope
     from torch._C._profiler import _NNModuleInfo, _OptimizerInfo
 
     KinetoEvent: TypeAlias = _KinetoEvent
     ProfilerResult: TypeAlias = _ProfilerResult
-    RecordScope: TypeAlias = _RecordScope
     ModuleInfo: TypeAlias = _NNModuleInfo
     OptimizerInfo: TypeAlias = _OptimizerInfo
 
@@ -149,9 +149,27 @@ def own_cost_ns(front_end: object) -> int:
     return sum(getattr(stats, call, 0) for call in calls) * 1000
 
 
+class _Observing(threading.local):
+    on = True
+
+
+_observing: Final = _Observing()
+
+
 def observe_operators(on: bool) -> None:
     """Let the profiler see the operators of this thread, or not; allocations it sees always."""
+    _observing.on = on
     _autograd._enable_record_function(on)
+
+
+def begin_unobserved(begin: Callable[[RecordFunction], object], found: RecordFunction) -> object:
+    """Begin a range that no profiler sees."""
+    before = _observing.on
+    observe_operators(False)
+    try:
+        return begin(found)
+    finally:
+        observe_operators(before)
 
 
 #: A front end of torch's calls it before a session begins.
@@ -389,7 +407,7 @@ class Profiler:
             _autograd._prepare_profiler(self._config, self._copied)
             self._profile_function.take()
             with _beside_other_tools():
-                _autograd._enable_profiler(self._config, self._activities)
+                _enable_profiler(self._config, self._activities, _SCOPES)
         self._tracer = type(profile_function())
 
     def is_undisturbed(self) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.record.torch_api import profiler
-from pytest_torchmem.values.trace import EventKind
+from pytest_torchmem.values.trace import EventKind, Scope
 
 if TYPE_CHECKING:
     from pytest_torchmem.record.tree.mentions import Allocation, Mentions
@@ -119,8 +119,9 @@ class EventTree:
     ) -> None:
         self.shapes.append(shape := mentions.add_operator(fields))
         self.sequences.append(_sequence(fields))
-        if not mentions.shapes.known[shape].is_operator:
-            self.scopes.append(_scope(fields))
+        known = mentions.shapes.known[shape]
+        if not known.is_operator:
+            self.scopes.append(Scope.OTHER if known.is_label else _scope(fields))
         if is_kept:
             self.operators.append(event)
 

@@ -74,6 +74,21 @@ def test_who_did_not_ask_keeps_its_own_outcome_and_is_not_listed(suite):
     suite.run(ALL, "--torchmem-device=cuda:7").assert_outcomes(passed=2, failed=1)
 
 
+def test_who_did_not_ask_is_listed_where_measuring_it_ends_in_an_error(suite):
+    suite.update(ALL)
+    suite.write(
+        """
+        def test_large():
+            use(4 * MiB)
+            def raises(*args, **kwargs): raise RuntimeError("lost")
+            fake_measure.BodyMeasurement.stop = raises
+        """
+    )
+    result = suite.run(ALL, "--torchmem-strict")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*test_large: measuring ended with RuntimeError: lost*"])
+
+
 def test_where_torch_is_not_imported_nothing_is_measured(suite, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch")
     suite.write("def test_a(): assert fake_measure.state['starts'] == 0")

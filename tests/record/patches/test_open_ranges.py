@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch._C._profiler import _RecordFunctionFast
 
 from pytest_torchmem import measure
 from pytest_torchmem.measuring.block import Measure
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.open_ranges import OpenRanges
+from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.values.errors import RecordingError
 
+RANGE = torch.profiler.record_function
+LEAVE: Any = RANGE.__exit__
 REFUSED = "inside a record_function block, an autograd function, a hook"
 
 
@@ -62,6 +69,88 @@ def test_a_range_is_open_until_torch_has_closed_it(monkeypatch: pytest.MonkeyPat
             may_be_cut.append(ranges.may_be_cut(has_calls=False))
         may_be_cut.append(ranges.may_be_cut(has_calls=False))
     assert may_be_cut == [False, False, True]
+
+
+def fast_in_a_generator() -> Iterator[None]:
+    with _RecordFunctionFast("part"):
+        yield
+
+
+RAW: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "raw": (
+        lambda: torch.ops.profiler._record_function_enter("part", None),
+        torch.ops.profiler._record_function_exit,
+    ),
+    "new": (
+        lambda: torch.ops.profiler._record_function_enter_new("part", None),
+        torch.ops.profiler._record_function_exit._RecordFunction,
+    ),
+    "with arguments": (
+        lambda: torch.autograd._record_function_with_args_enter("part", torch.ones(2)),
+        torch.autograd._record_function_with_args_exit,
+    ),
+    "named before": (partial(RANGE.__enter__, RANGE("part")), lambda b: LEAVE(b, None, None, None)),
+    "block": (lambda: RANGE("part").__enter__(), lambda b: b.__exit__(None, None, None)),
+    "fast": (lambda: entered(_RecordFunctionFast("part")), lambda r: r.__exit__(None, None, None)),
+    "generator": (lambda: begun(fast_in_a_generator()), lambda g: g.close()),
+    "dropped": (lambda: entered(_RecordFunctionFast("part")), lambda _: None),
+}
+
+
+def entered(block: Any) -> Any:
+    block.__enter__()
+    return block
+
+
+def begun(generator: Any) -> Any:
+    next(generator)
+    return generator
+
+
+@pytest.mark.parametrize("kind", RAW)
+def test_a_range_that_is_still_open_writes_into_no_later_recording(kind: str) -> None:
+    """Where it ended in another session than it began in, the process could end."""
+    begin, end = RAW[kind]
+
+    def observed() -> tuple[Any, bool]:
+        # A range holds what observes it from its beginning on; there is nothing to hold here.
+        recorder = Recorder(torch.device("cpu"))
+        recorder.start()
+        opened = begin()
+        trace = recorder.stop()
+        names = [trace.strings[n] for n in trace.events["name"][~trace.events["is_operator"]]]
+        return opened, "part" in names
+
+    opened, is_seen = observed()
+    assert is_seen == (kind == "block")
+    other = Recorder(torch.device("cpu"))
+    other.start()
+    end(opened)
+    del opened
+    torch.ones(3)
+    assert len(other.stop().allocations)
+
+
+def test_a_block_that_is_dropped_is_open_no_longer() -> None:
+    with measure(device="cpu") as block:
+        RANGE("part").__enter__()
+        gc.collect()
+        assert read_a_region(block) == 1024
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_range_of_the_programs_leaves_its_own_operators_observed(within: bool) -> None:
+    def body(x: torch.Tensor) -> torch.Tensor:
+        with _RecordFunctionFast("part"):
+            return x * 2
+
+    recorder = Recorder(torch.device("cpu"))
+    recorder.start()
+    torch.func.vmap(body)(torch.ones(3, 2)) if within else body(torch.ones(3))
+    trace = recorder.stop()
+    names = [trace.strings[name] for name in trace.events["name"].tolist()]
+    assert "part" not in names
+    assert names.count("aten::mul") == 1
 
 
 class Calls(torch.nn.Module):

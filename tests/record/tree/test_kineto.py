@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.patches.open_ranges import OpenRanges
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.tree.growing_tables import Tables
 from pytest_torchmem.record.tree.kineto import TreeReader, device_name
@@ -83,7 +85,9 @@ def test_a_node_of_the_backward_graph_is_told_from_an_annotation():
         with torch.profiler.record_function("my label"):
             (x * x).sum().backward()
 
-    tables, names = read(body)
+    with Installed() as patches:
+        OpenRanges().install(patches)
+        tables, names = read(body)
     row = names.index("MulBackward0")
     assert tables.events["scope"][row] == Scope.BACKWARD_FUNCTION
     label = names.index("my label")
