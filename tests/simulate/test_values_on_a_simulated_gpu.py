@@ -785,6 +785,34 @@ def test_an_index_out_of_bounds_fails_at_its_line(use):
         use(torch.tensor([3], device=CUDA))
 
 
+OUT_OF_BOUNDS_OF_UNKNOWN = {
+    "embedding": lambda index, size: functional.embedding(index, torch.randn(3, size, device=CUDA)),
+    "x[:, index]": lambda index, size: torch.randn(size, 3, device=CUDA)[:, index],
+    "gather": lambda index, size: torch.randn(size, 3, device=CUDA).gather(
+        1, index.expand(size, 1)
+    ),
+    "cross_entropy": lambda index, size: functional.cross_entropy(
+        torch.randn(size, 3, device=CUDA), index.repeat(size)
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [4, 2**18], ids=["computed", "too large"])
+@pytest.mark.parametrize(
+    "use", OUT_OF_BOUNDS_OF_UNKNOWN.values(), ids=list(OUT_OF_BOUNDS_OF_UNKNOWN)
+)
+def test_an_index_out_of_bounds_fails_whatever_is_known_of_the_values(use, size):
+    use(torch.tensor([2], device=CUDA), size)
+    with pytest.raises(RuntimeError, match=r"device-side assert triggered\n.*out of"):
+        use(torch.tensor([3], device=CUDA), size)
+    use(unknown(1).long() + 3, size)
+
+
+def test_a_label_that_is_left_out_is_not_out_of_bounds():
+    logits = torch.randn(2**18, 3, device=CUDA)
+    functional.cross_entropy(logits, torch.full((2**18,), -100, device=CUDA))
+
+
 def test_a_check_on_the_device_fails_where_its_values_are_known():
     with pytest.raises(RuntimeError, match=r"device-side assert triggered\n"):
         torch.multinomial(torch.zeros(3, device=CUDA), 1)

@@ -161,8 +161,10 @@ class Call {
       for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
         if (device_ < 0) device_ = tensor.device().index();
         count(tensor);
-        const bool counts = !op_.out[at] && !leaves_out(*op_.schema, arguments_, at);
-        if (small_ && counts) exact_ = exact_ && is_exact(tensor);
+        if (!small_ || op_.out[at] || leaves_out(*op_.schema, arguments_, at)) return;
+        const bool exact = is_exact(tensor);
+        exact_ = exact_ && exact;
+        if (at::isIntegralType(tensor.scalar_type(), false)) (exact ? indexed_ : lost_) = true;
       });
       if (arguments_[at].isDevice() && device_ < 0) device_ = arguments_[at].toDevice().index();
     }
@@ -202,6 +204,9 @@ class Call {
     const bool computed = small_ && (computed_ || compute());
     saved_.clear();
     computed ? deliver(returned) : forget(returned);
+    if (!computed && failed_assertion_.empty()) {
+      failed_assertion_ = op_.rule.index_out_of_bounds(arguments_);
+    }
     if (op_.rule.finds_all && (!computed || (op_.rule.is_check && !exact_))) pass(returned);
   }
 
@@ -289,7 +294,9 @@ class Call {
       return computed_ = true;
     } catch (const c10::Error& error) {
       const std::string said = error.what_without_backtrace();
-      if (exact_ && (op_.rule.asserts || says_out_of_bounds(said))) failed_assertion_ = said;
+      // Of what is taken by an index, the index alone has to be known.
+      const bool knows_indices = exact_ || (indexed_ && !lost_);
+      if (says_out_of_bounds(said) ? knows_indices : op_.rule.asserts && exact_) failed_assertion_ = said;
       return false;
     } catch (const std::exception&) {
       return false;  // it does not take these on the CPU
@@ -378,6 +385,7 @@ class Call {
   int device_ = -1;
   size_t total_ = 0;
   bool small_, exact_ = true, computed_ = false, answers_ = false;
+  bool indexed_ = false, lost_ = false;  // integers are given that are exact, and that are not
 };
 
 // A copy to the host is the runtime's.

@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <ATen/ops/nan_to_num_ops.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -191,6 +192,21 @@ bool all_equal(const char* start, int64_t count, int64_t step, size_t element) {
   return true;
 }
 
+// "" unless an index is exact, and out of the bounds of an axis.
+std::string out_of_bounds(const at::Tensor& given, const at::Tensor& values, int64_t axis,
+                          bool from_end, std::optional<int64_t> ignored = std::nullopt) {
+  if (!is_on_gpu(given) || !at::isIntegralType(given.scalar_type(), false) || !is_exact(given)) return "";
+  if (bytes_of(given) > 4 * kMiB || axis >= std::max<int64_t>(values.dim(), 1)) return "";
+  at::Tensor index = on_host(given);
+  if (ignored) index = index.masked_select(index != *ignored);
+  if (!index.numel()) return "";
+  const int64_t size = values.dim() ? values.size(axis) : 1;
+  const int64_t least = index.min().item().toLong(), most = index.max().item().toLong();
+  if (most < size && least >= (from_end ? -size : 0)) return "";
+  return "index " + std::to_string(most < size ? least : most) + " is out of bounds for dimension " +
+         std::to_string(axis) + " with size " + std::to_string(size);
+}
+
 }  // namespace
 
 size_t Rule::most_bytes(at::ScalarType type) const {
@@ -240,6 +256,30 @@ void Rule::find_no_infinity(const Arguments& arguments, const Arguments& returne
   if (arguments[1].toDouble() == kInfinite) on_host(returned[0].toTensor()).fill_(finds_other);
 }
 
+std::string Rule::index_out_of_bounds(const Arguments& given) const {
+  if (!index_argument) return "";
+  const at::Tensor& values = given[0].toTensor();
+  const c10::IValue& index = given[index_argument];
+  if (index.isTensor() && index_argument == 1) {  // of classes, one of which does not count
+    return out_of_bounds(index.toTensor(), values, values.dim() > 1, false, given[4].toInt());
+  }
+  if (index.isTensor() && given[1].isInt()) {
+    const int64_t axis = given[1].toInt();
+    return out_of_bounds(index.toTensor(), values, axis < 0 ? axis + values.dim() : axis, false);
+  }
+  if (!index.isOptionalTensorList()) return "";
+  int64_t axis = 0;
+  for (const std::optional<at::Tensor>& each : index.toOptionalTensorVector()) {
+    if (each && each->defined()) {
+      if (!at::isIntegralType(each->scalar_type(), false)) return "";  // a mask, of many axes
+      const std::string said = out_of_bounds(*each, values, axis, true);
+      if (!said.empty()) return said;
+    }
+    ++axis;
+  }
+  return "";
+}
+
 Rule rule_of(const std::string& name) {
   Rule rule;
   rule.heavy = is_one_of(name, kHeavy) && !is_one_of(name, kLight);
@@ -262,6 +302,12 @@ Rule rule_of(const std::string& name) {
     rule.written = {3, 4};
   }
   if (is_one_of(name, {"batch_norm_update_stats"})) rule.written = {1, 2};
+  if (is_one_of(name, {"index", "_index_put_impl_", "nll_loss_forward", "nll_loss2d_forward"})) {
+    rule.index_argument = 1;
+  }
+  if (is_one_of(name, {"index_select", "gather", "scatter*", "index_add*", "index_copy*", "index_fill*"})) {
+    rule.index_argument = 2;
+  }
   for (const Composed& other : kComposed) {
     if (!is_one_of(name, {other.name})) continue;
     rule.compute = other.compute;

@@ -37,6 +37,7 @@ struct Rule {
   // Computes what no single operator of the CPU does; raises where it does not take the arguments.
   Arguments (*compute)(const Arguments& arguments) = nullptr;
   size_t axis_argument = 0;       // where it is told along which axis to choose; 0 if it does not
+  size_t index_argument = 0;      // which one says where to take or leave values; 0 if none does
 
   // How many bytes a tensor may have for the operator to be computed.
   size_t most_bytes(at::ScalarType type) const;
@@ -49,6 +50,8 @@ struct Rule {
   // Of equal values that are not exact, row r takes number r, then r + 1, ...: a router that knows
   // nothing gives each expert as much as the others.
   void choose(const Arguments& arguments, const Arguments& returned) const;
+  // What the kernel asserts of its indices where they are known not to hold it; "" otherwise.
+  std::string index_out_of_bounds(const Arguments& given) const;
 };
 
 Rule rule_of(const std::string& name);
