@@ -355,8 +355,8 @@ def test_a_convolution_has_the_workspace_that_cudnn_plans(pytester):
     assert not lines[6]
 
 
-@pytest.mark.parametrize(("gpu", "engine_takes"), [("H100", False), ("A100", True)])
-def test_attention_of_cudnn_has_the_workspace_that_it_plans(pytester, gpu, engine_takes):
+@pytest.mark.parametrize(("model", "engine_takes"), [("H100", False), ("A100", True)])
+def test_attention_of_cudnn_has_the_workspace_that_it_plans(pytester, model, engine_takes):
     """Its frontend adds sums of rows and 32-bit gradients of queries, and Ampere's engine more."""
     require_planner()
     code = """
@@ -375,7 +375,7 @@ def test_attention_of_cudnn_has_the_workspace_that_it_plans(pytester, gpu, engin
         held = found["requested_bytes.all.peak"] - found["requested_bytes.all.current"]
         print(held - out.nbytes, *lower_bound_sentences(before))
     """
-    (workspace,) = sees(pytester, code, "--gpu", gpu, "--", "python")[-1].split()
+    (workspace,) = sees(pytester, code, "--gpu", model, "--", "python")[-1].split()
     of_frontend = 2 * 8 * 512 * (64 + 1) * 4
     assert (int(workspace) - of_frontend > MiB) == engine_takes
 
