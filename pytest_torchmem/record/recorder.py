@@ -6,7 +6,7 @@ import atexit
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache, cached_property, partial
 from time import perf_counter_ns, thread_time, time_ns
@@ -38,6 +38,7 @@ from pytest_torchmem.record.patches.python_tracing import (
     ImportWatch,
     ParsingWatch,
     TracingPause,
+    note_graphs,
     quiet,
 )
 from pytest_torchmem.record.patches.threads import GlooWatch, ThreadWatch
@@ -184,6 +185,7 @@ class Recorder:
         """Note what the living graphs of a compiler know; without a compiler there are none."""
         if compiler.is_imported():
             self._sources.learn()
+            note_graphs(self._listening, self._note_graph)
 
     def _listen_to_compiler(self) -> None:
         """Notice what the compiler does, once it is there."""
@@ -202,6 +204,16 @@ class Recorder:
         self._watch.note_compiled()
         self._hooks.remove()
 
+    @quiet
+    def _note_graph(self, inputs: Sequence[object]) -> None:
+        """Note what compiled code is called with."""
+        mark = self._watch.note_call([i for i in inputs if isinstance(i, torch.Tensor)], ())
+        self._mark_in_tree(mark)
+
+    def _mark_in_tree(self, number: int) -> None:
+        with self._functorch.heard(), profiler.RecordFunction(f"{MARKED}{number}"):
+            pass
+
     @untraced
     def mark(self, kind: MarkKind, text: str = "") -> int:
         """Note a moment; returns its number."""
@@ -209,8 +221,7 @@ class Recorder:
             self._let_go()
         number = self._clock_mark(kind, text)
         if self._profiler is not None and kind not in _OFF_TREE:
-            with self._functorch.heard(), profiler.RecordFunction(f"{MARKED}{number}"):
-                pass
+            self._mark_in_tree(number)
         return number
 
     @untraced

@@ -224,7 +224,8 @@ class Trace:
             `events`, or -1 if only its time is known.
         owners: `OWNER`, which storages were held by whom at a mark; ``module`` is the ``id()`` of
             the module that holds it under ``name``, or 0. At a STORAGE_FREED mark: what was freed.
-            At a CALL mark: what the UNOBSERVED operator reads (USED) and writes to (WRITTEN).
+            At a CALL mark: what the UNOBSERVED operator reads (USED) and writes to (WRITTEN), or
+            what a graph of inductor's is called with (USED).
         module_edges: `MODULE_EDGE`, which module was found under which name of which parent
             (parent 0: a module that stood alone).
         compiled_lines: `COMPILED_LINE`, what a line of generated code stands for: the ``operator``

@@ -59,7 +59,8 @@ class Evidence:
         call of a module uses everything that the module and its children hold. A graph that was
         built in the window has used what it keeps, and the leaves that it gives gradients to; a
         graph that an earlier test left behind has not. And no operator is observed within
-        ``torch.func``'s transforms: there the recorder notes the arguments as USED or WRITTEN.
+        ``torch.func``'s transforms, nor in fused kernels: there the recorder notes the arguments of
+        the call as USED or WRITTEN.
         """
         mentioned = self.window.holds(self._tensor_ranks)
         owners, at = self.tree.trace.owners, self._owner_ranks

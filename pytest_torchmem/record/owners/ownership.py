@@ -167,6 +167,7 @@ class OwnershipWatch:
         """See deep copies and unpickled modules, which register nothing: they get their state."""
 
         def watched(module: torch.nn.Module, state: object) -> None:
+            __tracebackhide__ = True
             set_state(module, state)
             self._see_copy(module)
 
@@ -409,6 +410,7 @@ class OwnershipWatch:
         """See a storage from before leave its place: it lives on, at another one or without any."""
 
         def resized(storage: torch.UntypedStorage, size: int) -> object:
+            __tracebackhide__ = True
             place = self._followed(storage)
             done = resize(storage, size)
             if place and data_ptr(storage) != place[1]:
@@ -469,6 +471,7 @@ class WatchedEngine:
         *args: object,
         **kwargs: object,
     ) -> tuple[torch.Tensor | None, ...]:
+        __tracebackhide__ = True
         arguments = (tensors, grad_tensors, keep_graph, create_graph, *args)
         gradients: tuple[torch.Tensor | None, ...] = ()
         watch = self._watch

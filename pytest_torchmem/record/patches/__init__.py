@@ -141,6 +141,7 @@ PATCHES: Final = (
     *(Patch(name, _COMPILED) for name in compiler.PREPARING),
     Patch(compiler.CLEAR_CALLBACKS, "Keeps our callbacks when the compiler is reset in a body."),
     *(Patch(name, "Takes hooks out while dynamo looks at frames.") for name in compiler.SETTERS),
+    Patch(compiler.RUN_GRAPH, "Tells what is given to fused kernels: no operator reads it."),
     *(
         replace(patch, during=During.ESTIMATING)
         for patch in (
@@ -242,6 +243,8 @@ class Installed:
         now: Callable[..., object] = function
 
         def forward(*args: object, **options: object) -> object:
+            # What raises here is the program or torch: pytest leaves this frame out.
+            __tracebackhide__ = True
             return now(*args, **options)
 
         def end() -> None:

@@ -86,6 +86,7 @@ class FunctorchWatch:
         self, function: Callable[..., object], noticed: Callable[[], None]
     ) -> Callable[..., object]:
         def watched(*args: object) -> object:
+            __tracebackhide__ = True
             level = function(*args)
             if threading.get_ident() == self._thread:
                 noticed()
@@ -126,6 +127,7 @@ class _Calls(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Iterable[Any], args: Any = (), kwargs: Any = None
     ) -> Any:
+        __tracebackhide__ = True
         name, kwargs = str(getattr(func, "__name__", "")), kwargs or {}
         # Neither a property such as ``shape`` nor a whole backward pass is an operator.
         if name == "__get__" or getattr(func, "__module__", "") == "torch.autograd":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from gc import collect, isenabled
 from types import CodeType, FunctionType, ModuleType
@@ -398,6 +398,29 @@ class CompiledRegions:
         # Tables and functions are those of all threads.
         if len(self._inside) == inside:
             (self._enter if inside else self._leave)()
+
+
+def note_graphs(patches: Installed, note: Callable[[Sequence[object]], object]) -> None:
+    """Have ``note`` told what inductor's graphs are called with, on the calling thread.
+
+    A fused kernel is no operator, so nobody else says what it reads. The first compilation imports
+    inductor: before that there is nothing to replace, and afterwards it is replaced once.
+    """
+    if compiler.RUN_GRAPH in patches.names or not compiler.has_graphs():
+        return
+    thread = threading.get_ident()
+
+    def noting(run: Callable[[object, Sequence[object]], object]) -> Callable[..., object]:
+        def run_graph(graph: object, inputs: Sequence[object]) -> object:
+            __tracebackhide__ = True
+            # On a GPU backward graphs are run by a thread of autograd's.
+            if threading.get_ident() == thread or autograd.in_backward():
+                note(inputs)
+            return run(graph, inputs)
+
+        return run_graph
+
+    patches.replace(compiler.RUN_GRAPH, noting)
 
 
 def hide_from_dynamo() -> None:

@@ -404,6 +404,7 @@ class GlooWatch:
 def _waiting(wait: Callable[..., object]) -> Callable[..., object]:
     @wraps(wait)
     def watched(*args: object, **kwargs: object) -> object:
+        __tracebackhide__ = True
         try:
             return wait(*args, **kwargs)
         finally:

@@ -36,6 +36,7 @@ CHECKED: Final[Checked] = {
     "torch._guards.CompileContext.try_get": ("2.13.0", "2.13.0"),
     "torch._inductor": ("2.6.0", "2.15.0"),
     "torch._inductor.codecache": ("2.6.0", "2.15.0"),
+    "torch._inductor.output_code.CompiledFxGraph.__call__": ("2.13.0", "2.13.0"),
     "torch.jit._recursive.create_script_module": ("2.13.0", "2.13.0"),
     "torch.jit._script.get_jit_def": ("2.13.0", "2.13.0"),
 }
@@ -51,6 +52,9 @@ PREPARING: Final = (
     "torch._dynamo.eval_frame._TorchDynamoContext.__call__",
     "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__",
 )
+
+#: Runs a graph that inductor compiled.
+RUN_GRAPH: Final = "torch._inductor.output_code.CompiledFxGraph.__call__"
 
 
 def generated_file(graph_module: object) -> str:
@@ -140,6 +144,11 @@ SETTERS: Final = (
 def is_imported() -> bool:
     """Return whether the compiler is there, whole."""
     return hasattr(sys.modules.get("torch._dynamo.eval_frame"), "_maybe_set_eval_frame")
+
+
+def has_graphs() -> bool:
+    """Return whether inductor has been imported as far as it compiles with."""
+    return hasattr(sys.modules.get("torch._inductor.output_code"), "CompiledFxGraph")
 
 
 def setters() -> list[str]:

@@ -65,3 +65,43 @@ def test_a_mistake_is_reported_at_the_users_line(torch_pytester):
     ours = {name for name, text in sections.items() if re.search(r"pytest_torchmem/\S*:\d", text)}
     # Our own mistakes keep their traceback.
     assert ours == {"ours"}
+
+
+PROGRAMS = """
+import copy
+import pytest
+import torch
+
+pytestmark = pytest.mark.memory_budget("1GiB")
+
+def test_backward():
+    x = torch.ones(8, requires_grad=True)
+    y = x.exp()
+    y.add_(1).sum().backward()
+
+def test_hook():
+    def hook(grad):
+        raise ValueError("the program's own")
+    x = torch.ones(8, requires_grad=True)
+    x.register_hook(hook)
+    (x * 2).sum().backward()
+
+def test_transform():
+    torch.func.grad(lambda x: x * torch.ones(3, 4))(torch.ones(5))
+
+def test_resize():
+    torch.ones(3).untyped_storage().resize_(-5)
+
+def test_copy():
+    class Copied(torch.nn.Module):
+        def __setstate__(self, state):
+            super().__setstate__(1)
+    copy.deepcopy(Copied())
+"""
+
+
+def test_an_error_of_the_program_has_the_traceback_that_it_has_without_us(torch_pytester):
+    torch_pytester.makepyfile(PROGRAMS)
+    result = torch_pytester.runpytest_inprocess()
+    result.assert_outcomes(failed=5)
+    result.stdout.no_re_match_line(r".*pytest_torchmem/\S*:\d")

@@ -250,6 +250,18 @@ def test_what_a_compiled_step_makes_is_optimizer_state(traced: list[str]) -> Non
     assert result.retained.optimizer_state >= 2 * 64 * 64 * 4
 
 
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "first compiled in the body"])
+def test_what_a_fused_kernel_alone_reads_is_in_the_footprint(warm: bool) -> None:
+    function = torch.compile(lambda x, scale: (x * scale).relu().sum(-1))
+    x, scale = torch.ones(512, 512), torch.ones(512, 512)
+    body = torch.no_grad()(lambda: function(x, scale))
+    if warm:
+        body()
+    peak = measured(body).peak
+    assert peak.input == 2 * 512 * 512 * 4
+    assert peak.total - peak.input < 64 * 1024  # the result, and the compiler's own
+
+
 def test_a_release_that_sets_the_callback_in_one_way_only_is_measured(monkeypatch):
     """As in torch 2.6, whose module has no name for the setter in C++."""
     monkeypatch.delattr("torch._dynamo.eval_frame.set_eval_frame", raising=False)
