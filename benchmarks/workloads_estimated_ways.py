@@ -843,6 +843,12 @@ def twice_cast(device: str) -> Step:
     return training(device, model, loss_of)
 
 
+def as_written(device: str) -> Step:
+    """Compiled code that the program lets run as it is written."""
+    step = compiled(device)
+    return torch.compiler.set_stance("force_eager")(step)
+
+
 def compiled(device: str) -> Step:
     """Model and update are compiled, by a backend that runs them as they are written."""
     model, x = mlp(device)
@@ -1025,6 +1031,7 @@ _BUILT: dict[str, Callable[[str], Step]] = {
     "casts and a scaler": cast_and_scaled,
     "casts, checkpointed": twice_cast,
     "compiled step": compiled,
+    "compiled step, as written": as_written,
     "complex layers": complex_layers,
     "rotations": rotations,
     "Kalman filter": filtered,

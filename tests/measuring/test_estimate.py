@@ -590,16 +590,6 @@ def test_sparse_tensors_are_refused_in_words():
         estimate(lambda a: torch.sparse.mm(a, torch.ones(4, 2)), torch.eye(4).to_sparse())
 
 
-def test_a_compiled_module_is_estimated_as_the_eager_one_and_says_so():
-    model, x = Mlp(), torch.randn(8, 64)
-    compiled = torch.compile(model, backend="aot_eager")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        result = estimate(compiled, x)
-    assert result.peak.total == estimate(model, x).peak.total
-    assert any("torch.compile is not followed" in note for note in result.notes)
-
-
 def test_a_training_step_that_is_estimated_without_gradients_says_so():
     model, x = Mlp(), torch.randn(8, 64)
     with torch.no_grad():

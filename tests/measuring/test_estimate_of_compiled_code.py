@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,10 +40,84 @@ def test_a_compiled_function_is_compiled_after_an_estimate(fullgraph, ran_before
     if ran_before:
         function(X)
     before = backend.graphs
-    result = estimate(function, X, backward=False)
-    assert (result.peak.total >= 3 * X.nbytes, backend.graphs) == (True, before)
+    with pytest.raises(EstimateError, match="compiles at"):
+        estimate(function, X, backward=False)
+    assert backend.graphs == before
     function(X.double())
     assert backend.graphs == before + 1
+
+
+def compiled_function():
+    return torch.compile(torch.sin, backend=Counting()), X
+
+
+def compiled_module():
+    return torch.compile(nn.Linear(4, 4), backend=Counting()), X
+
+
+def module_compiled_in_place():
+    model = nn.Linear(4, 4)
+    model.compile(backend=Counting())
+    return model, X
+
+
+def part_of_a_module():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].compile(backend=Counting())
+    return model, X
+
+
+def compiled_update():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    update = torch.compile(optimizer.step, backend=Counting())
+
+    def step():
+        model(X).sum().backward()
+        update()
+
+    return (step,)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [compiled_function, compiled_module, module_compiled_in_place, part_of_a_module],
+)
+def test_what_is_compiled_is_refused_or_estimated_as_it_is_made_to_run(make):
+    with pytest.raises(EstimateError, match=r"torch\.compile compiles"):
+        estimate(*make(), backward=False)
+    with torch.compiler.set_stance("force_eager"):
+        program, *given = make()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            result = estimate(program, *given, backward=False)
+        with measure(device="cpu") as measured:
+            program(*given)
+    assert result.peak.total == measured.result.peak.total
+
+
+def test_a_refusal_names_the_line_that_calls_what_is_compiled():
+    program = compiled_update()[0]
+    line = program.__code__.co_firstlineno + 2
+    with pytest.raises(EstimateError, match=rf"compiles at {Path(__file__).name}:{line},"):
+        estimate(program, backward=False)
+
+
+def test_a_program_may_say_itself_that_its_functions_run_as_written():
+    program = compiled_update()[0]
+
+    def step():
+        with torch.compiler.set_stance("force_eager"):
+            program()
+
+    assert estimate(step, backward=False).peak.total > 0
+    with pytest.raises(EstimateError, match="compiles at"):
+        estimate(lambda: (step(), program()), backward=False)
+
+
+def test_what_shall_not_be_compiled_is_estimated():
+    program = torch.compiler.disable(nn.Linear(4, 4))
+    assert estimate(program, X).peak.total > 0
 
 
 def test_a_module_that_is_compiled_in_a_program_is_compiled_by_the_real_one():
@@ -50,7 +126,8 @@ def test_a_module_that_is_compiled_in_a_program_is_compiled_by_the_real_one():
     def program():
         return torch.compile(model, backend=backend)(X).sum()
 
-    estimate(program, backward=False)
+    with pytest.raises(EstimateError, match="compiles at"):
+        estimate(program, backward=False)
     assert backend.graphs == 0
     program()
     assert backend.graphs == 1

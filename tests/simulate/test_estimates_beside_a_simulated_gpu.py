@@ -71,7 +71,64 @@ def physics_informed(device):
     return step
 
 
-@pytest.mark.parametrize("program", [gradient_penalty, bias_by_position, physics_informed])
+def masks_of_lengths(device):
+    """Rows of a mask are padded where one does not begin at a multiple of eight numbers."""
+    layer, x = nn.Linear(64, 192).to(device), torch.randn(4, 60, 64, device=device)
+
+    def step():
+        layer.zero_grad()
+        losses = []
+        for length in (40, 44, 60):
+            query, key, value = layer(x).view(4, 60, 3, 4, 16).permute(2, 0, 3, 1, 4)
+            hidden = torch.zeros(4, 1, 60, 60, dtype=torch.bool, device=device)[..., :length]
+            # A mask of numbers is laid out anew, and so has rows of its own length.
+            given = query, key[:, :, :length], value[:, :, :length]
+            made = functional.scaled_dot_product_attention(*given, attn_mask=~hidden)
+            losses.append(made.square().sum())
+        sum(losses).backward()
+
+    return step
+
+
+def bags(device):
+    """Sums and means have no largest row to keep."""
+    layers = nn.ModuleList(nn.EmbeddingBag(50, 8, mode=m) for m in ("sum", "mean", "max"))
+    layers.to(device)
+    rows = torch.arange(4096, device=device) % 50
+    begins = torch.arange(0, 4096, 4, device=device)
+
+    def step():
+        layers.zero_grad()
+        sum(layer(rows, begins).square().sum() for layer in layers).backward()
+
+    return step
+
+
+def saved_on_the_host(device):
+    """What is saved is nowhere on the GPU until its backward is there."""
+    parts = [nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 1)]
+    model, x = nn.Sequential(*parts).to(device), torch.randn(512, 64, device=device)
+
+    def step():
+        model.zero_grad()
+        with torch.autograd.graph.save_on_cpu():
+            loss = model(x).square().mean()
+        loss.backward()
+
+    return step
+
+
+PROGRAMS = [
+    gradient_penalty,
+    bias_by_position,
+    physics_informed,
+    masks_of_lengths,
+    bags,
+    saved_on_the_host,
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_the_cpu_stands_for_a_gpu(program, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
     step = program("cuda")

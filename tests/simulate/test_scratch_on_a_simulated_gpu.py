@@ -186,6 +186,23 @@ def test_layers_of_pictures_copy_what_they_cannot_read(layout, dtype, monkeypatc
     require_rule(aten.native_group_norm.default, plain, per_channel, per_channel, *group)
 
 
+@pytest.mark.parametrize("of_x", [True, False])
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("places", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_groups_are_scaled_by_channel_where_a_channel_has_several_values(
+    dtype, places, scaled, of_x
+):
+    x, sizes = floats(64, 64, places, dtype=dtype), (64, 64, places, 4)
+    weight = floats(64, dtype=dtype) if scaled else None
+    require_rule(aten.native_group_norm.default, x, weight, weight, *sizes, 1e-5)
+    kept = floats(64, 4, dtype=dtype), floats(64, 4, dtype=dtype)
+    wanted = [of_x, scaled, scaled]
+    if any(wanted):
+        func = aten.native_group_norm_backward.default
+        require_rule(func, x, x, *kept, weight, *sizes, wanted)
+
+
 @pytest.fixture
 def no_workspaces():
     """cuBLAS without workspaces of torch's, where these would count in each call."""

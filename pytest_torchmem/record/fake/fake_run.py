@@ -26,14 +26,16 @@ from pytest_torchmem.record.fake.origin import names_of
 from pytest_torchmem.record.fake.stand_ins import refusals
 from pytest_torchmem.record.fake.stand_ins.compositions import compose, take_real_routes
 from pytest_torchmem.record.fake.stand_ins.device_thread import DeviceThread
+from pytest_torchmem.record.fake.stand_ins.host import save_on_the_host
 from pytest_torchmem.record.fake.stand_ins.refusals import (
     GradientsWanted,
+    refused_if_compiled,
     refused_in_other_threads,
 )
 from pytest_torchmem.record.fake.stand_ins.unknown import let_values_be_shown
 from pytest_torchmem.record.fake.substitution import Reachable, Substitution, find_reachable
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.torch_api import autograd, compiler, fake_tensors, modules, switches
+from pytest_torchmem.record.torch_api import autograd, fake_tensors, modules, switches
 from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.errors import EstimateError
 from pytest_torchmem.values.static_graph import StaticGraph, StaticRun
@@ -133,12 +135,14 @@ def _recorded(
         stack.callback(fakes.restore)
         stack.enter_context(explained())
         patches = stack.enter_context(Installed())
+        stack.enter_context(refused_if_compiled(patches))
         threads = stack.enter_context(refused_in_other_threads(patches, fakes.mode))
         notes: set[str] = set()
         _put_in_place(patches, notes, shown, runs_on)
         if shown.type == "cuda" and runs_on != shown:
             take_cudas_operators(patches, notes)
             thread.put_in_place(patches)
+            save_on_the_host(patches)
         if program.backward:
             stack.enter_context(torch.enable_grad())
         updated = set(map(id, found.updated))
@@ -164,13 +168,6 @@ def _put_in_place(
     patches: Installed, notes: set[str], shown: torch.device, runs_on: torch.device
 ) -> None:
     """Let torch run on fakes as it does on real tensors; ``notes`` takes what values stood in."""
-    # Dynamo would never again compile the frames that it meets in a mode.
-    try:
-        patches.note(compiler.STANCE, compiler.run_as_written())
-    except RuntimeError as error:
-        raise EstimateError(
-            "estimate is called in a function that torch.compile compiles; call it outside"
-        ) from error
     let_optimizers_take_fakes(patches, cpu_stands_in=runs_on != shown)
     let_values_be_shown(patches, notes)
     take_real_routes(patches)
@@ -311,8 +308,6 @@ def _notes(
         notes.add(_WITHOUT_GRAD)
     if program.backward and not any(n.phase is Phase.BACKWARD for n in graph.nodes):
         notes.add("nothing in the output requires a gradient, so there is no backward in it")
-    if any(compiler.is_compiled(m) for _, m in found.modules.values()):
-        notes.add("torch.compile is not followed: this is the eager program")
     if program.optimizer is not None:
         notes.add("a second training step: the optimizer's state exists from the start")
     return notes

@@ -23,7 +23,7 @@ from pytest_torchmem.record.fake.kernels.operator_call import Arguments, Call
 from pytest_torchmem.record.fake.kernels.scratch import DECIDED_BY_VALUES, kept_bytes, scratch_of
 from pytest_torchmem.record.fake.known_values import KnownValues
 from pytest_torchmem.record.fake.ledger import Given, Ledger, LedgerEntry
-from pytest_torchmem.record.fake.origin import CallSites, checks_a_distribution
+from pytest_torchmem.record.fake.origin import CallSites, passing_answer
 from pytest_torchmem.record.fake.stand_ins import compositions
 from pytest_torchmem.record.fake.stand_ins.compositions import adds_in_place
 from pytest_torchmem.record.fake.stand_ins.fast_paths import made_of_others
@@ -269,10 +269,10 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         is_asked = func is fake_tensors.LOCAL_SCALAR
         if is_asked and self._stands_in(args[0]):
             return 1.0
-        if is_asked and checks_a_distribution(caller):
-            self.notes.add("the checks of torch.distributions are taken to pass")
-            return True
-        return None
+        answer = passing_answer(caller) if is_asked else None
+        if answer is not None:
+            self.notes.add("the checks of torch.distributions and losses are taken to pass")
+        return answer
 
     def _places_of_masks(self, name: str, args: Arguments) -> tuple[Any, ...]:
         """The numbers of what a mask chooses, as kernels look them up, where the mask is known."""
@@ -294,7 +294,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         func, tensors = call.func, call.outputs
         self._require_runnable(tensors)
         self.numbers_bytes += call.numbers_bytes
-        self._enlarge(call)
+        self._resize(call)
         makes = self._made(tensors, has_memory=_takes_memory(call))
         summed = self._note_in_place_for_real(call, makes)
         scope = _scope_of(autograd.running_node())
@@ -391,12 +391,11 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             self._ledger.may_take_over(old, makes[0])
         return adds
 
-    def _enlarge(self, call: Call) -> None:
-        """Give an output the storage that the kernel leaves it."""
-        kept = kept_bytes(call, on_cpu=self._on_cpu(call)) if call.outputs else None
-        if kept is not None:
-            place, size_bytes = kept
-            fake_tensors.enlarge(call.outputs[place], size_bytes)
+    def _resize(self, call: Call) -> None:
+        """Give outputs the storages that the kernel leaves them."""
+        if call.outputs:
+            for place, size_bytes in kept_bytes(call, on_cpu=self._on_cpu(call)).items():
+                fake_tensors.resize(call.outputs[place], size_bytes)
 
     def _scratch(self, call: Call, doubt: Doubt | None) -> tuple[tuple[int, ...], int]:
         """Record what an operator takes for itself; return it, and how much more that may be."""

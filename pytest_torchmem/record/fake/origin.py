@@ -22,6 +22,7 @@ _TORCH: Final = Path(torch.__file__).parent
 _CHECKPOINT: Final = str(_TORCH / "utils" / "checkpoint.py")
 _ENGINE: Final = str(_TORCH / "autograd" / "graph.py")
 _BACKWARD_CALL: Final = str(_TORCH / "autograd" / "__init__.py")
+_FUNCTIONAL: Final = str(_TORCH / "nn" / "functional.py")
 _DISTRIBUTION: Final = str(_TORCH / "distributions" / "distribution.py")
 # What may stand between an operator's caller and a dispatch mode.
 _DISPATCH: Final = frozenset(
@@ -94,15 +95,22 @@ def starts_backward(frame: FrameType | None) -> bool:
     return _calls(frame, _BACKWARD_CALL)
 
 
-def checks_a_distribution(frame: FrameType | None) -> bool:
-    """Return whether a distribution asks if what it was given is valid: no size depends on it."""
-    return _calls(frame, _DISTRIBUTION)
+def passing_answer(frame: FrameType | None) -> bool | None:
+    """Return the answer with which a check of torch passes; None where something else asks.
+
+    A distribution asks whether what it was given is valid, a loss whether a variance is negative.
+    """
+    if _calls(frame, _DISTRIBUTION):
+        return True
+    return False if _calls(frame, _FUNCTIONAL, "gaussian_nll_loss") else None
 
 
-def _calls(frame: FrameType | None, file: str) -> bool:
+def _calls(frame: FrameType | None, file: str, function: str = "") -> bool:
     while frame is not None and frame.f_code.co_filename in _DISPATCH:
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename == file
+    if frame is None or frame.f_code.co_filename != file:
+        return False
+    return function in ("", frame.f_code.co_name)
 
 
 def recomputes(frame: FrameType | None) -> bool:

@@ -226,7 +226,7 @@ class Substitution:
                 fake_tensors.move_fake(part, target)
         if tensor.layout is torch.strided and not fake_tensors.wraps_others(tensor):
             # Of a part of a larger tensor, the whole is kept.
-            fake_tensors.enlarge(fake, tensor.untyped_storage().nbytes())
+            fake_tensors.resize(fake, tensor.untyped_storage().nbytes())
         return fake
 
     def in_tree(self, tree: Any) -> Any:

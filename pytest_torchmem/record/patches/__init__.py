@@ -171,6 +171,7 @@ PATCHES: Final = (
                 "Runs compiled functions as written: dynamo would run them so for ever after.",
                 How.ADDED,
             ),
+            Patch(compiler.BEGIN, "Refuses compiled functions."),
             Patch(fake_tensors.COPY, "Copies without bytes."),
             Patch(fake_tensors.ELSEWHERE, "Refuses what another thread does with fake tensors."),
             Patch(fake_tensors.PICKLE, "Refuses to write what has no bytes."),
@@ -183,6 +184,7 @@ PATCHES: Final = (
             ),
             *(Patch(name, _CASTS) for name in _AUTOCAST),
             *(Patch(name, "Tells what is moved.", How.ADDED) for name in fake_tensors.MOVES),
+            Patch(autograd.SAVE_ON_CPU, "Keeps on the host what a GPU would send there."),
             Patch(autograd.ENGINE, "Runs the nodes of second derivatives in the order of a GPU."),
             *(
                 Patch(name, "Uses CUDA's operators where the CPU stands for it.", How.ADDED)

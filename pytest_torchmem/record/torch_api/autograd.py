@@ -127,6 +127,9 @@ def within_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+#: Makes hooks that keep on the host what is saved.
+SAVE_ON_CPU: Final = "torch.autograd.graph.save_on_cpu.__init__"
+
 #: Every Python call of the engine goes through the object of this name.
 ENGINE: Final = "torch.autograd.Variable._execution_engine"
 #: The functions that put hooks for saved tensors in force and end that.

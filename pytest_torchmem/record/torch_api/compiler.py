@@ -29,9 +29,10 @@ CHECKED: Final[Checked] = {
     "torch._dynamo.backends.registry._lazy_import": ("2.6.0", "2.15.0"),
     "torch._dynamo.callback": ("2.6.0", "2.15.0"),
     "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__": ("2.6.0", "2.15.0"),
-    "torch._dynamo.eval_frame.OptimizedModule._orig_mod": ("2.6.0", "2.15.0"),
     "torch._dynamo.eval_frame._TorchDynamoContext.__call__": ("2.6.0", "2.15.0"),
+    "torch._dynamo.eval_frame._callback_from_stance": ("2.6.0", "2.15.0"),
     "torch._dynamo.eval_frame._maybe_set_eval_frame": ("2.13.0", "2.13.0"),
+    "torch._dynamo.eval_frame._stance": ("2.6.0", "2.15.0"),
     "torch._dynamo.eval_frame.set_eval_frame": ("2.13.0", "2.13.0"),
     "torch._guards.CompileContext.try_get": ("2.13.0", "2.13.0"),
     "torch._inductor": ("2.6.0", "2.15.0"),
@@ -105,6 +106,15 @@ def inductor_line_map(path: str) -> tuple[Sequence[int], Sequence[str]] | None:
 
 #: Tells the compiler for all functions whether to compile.
 STANCE: Final = "torch.compiler.set_stance"
+#: Called where a compiled function begins, with its callback, and where one that is never compiled
+#: begins, with None.
+BEGIN: Final = "torch._dynamo.eval_frame._callback_from_stance"
+
+
+def stance() -> tuple[object, bool]:
+    """Return the compiler's stance, and whether it lets compiled functions run as written."""
+    now: Any = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
+    return now, now is not None and now.stance == "force_eager"
 
 
 def run_as_written() -> Callable[[], None]:
@@ -124,11 +134,6 @@ def is_tracing() -> bool:
     if getattr(torch.compiler, "is_exporting", bool)():
         return True
     return _DISPATCHED._get_dispatch_mode(_DISPATCHED._TorchDispatchModeKey.PROXY) is not None
-
-
-def is_compiled(module: torch.nn.Module) -> bool:
-    """Return whether a module is what ``torch.compile`` made of another one."""
-    return hasattr(module, "_orig_mod")
 
 
 _P = ParamSpec("_P")

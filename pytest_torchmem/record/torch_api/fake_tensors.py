@@ -250,10 +250,10 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor._base is None else tensor._base
 
 
-def enlarge(fake: torch.Tensor, size_bytes: int) -> None:
-    """Let a fake tensor's storage be as large as a kernel leaves that of a real one."""
+def resize(fake: torch.Tensor, size_bytes: int) -> None:
+    """Let a fake tensor's storage be as large as that of a real one."""
     storage = fake.untyped_storage()
-    if storage.nbytes() < size_bytes:
+    if storage.nbytes() != size_bytes:
         _RESIZE(storage, size_bytes)
 
 

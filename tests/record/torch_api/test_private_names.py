@@ -133,7 +133,6 @@ INSTANCES: dict[str, Callable[[], object]] = {
     "torch.autograd.graph.Node": lambda: (torch.ones(1, requires_grad=True) * 2).grad_fn,
     "torch.autograd.profiler.profile": torch.autograd.profiler.profile,
     "torch._ops.OpOverload": lambda: torch.ops.aten.mm.default,
-    "torch._dynamo.eval_frame.OptimizedModule": lambda: torch.compile(torch.nn.Linear(1, 1)),
 }
 
 

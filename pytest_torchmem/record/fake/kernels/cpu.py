@@ -246,6 +246,20 @@ def _bytes_of_blocks(x: torch.Tensor) -> int:
     return _BLOCK_TRANSPOSED * int(x.element_size())
 
 
+def _copied_in_blocks(*places: int) -> Callable[[Call], int]:
+    """The result is there already when a whole matrix is copied that is laid out by columns."""
+
+    def rule(call: Call) -> int:
+        copied = [call.args[i] for i in places if not call.args[i].is_contiguous()]
+        return _bytes_of_blocks(copied[-1]) if copied else 0
+
+    return rule
+
+
+def _softmax_backward(call: Call) -> int:
+    return copied_unless_contiguous(0, 1)(call) + _copied_in_blocks(0, 1)(call)
+
+
 _MATRIX: Final = 2
 _BLOCK_TRANSPOSED: Final = 60 * 60
 
@@ -321,7 +335,9 @@ RULES: Final[Rules] = {
     "aten::count_nonzero": _counted,
     "aten::kthvalue": lambda call: nbytes(call.args[0]) + 8 * elements(call.args[0]),
     "aten::masked_scatter": copied_unless_contiguous(2),
-    "aten::_softmax_backward_data": copied_unless_contiguous(0, 1),
+    **of("_log_softmax _softmax", _copied_in_blocks(0)),
+    "aten::_log_softmax_backward_data": _copied_in_blocks(0, 1),
+    "aten::_softmax_backward_data": _softmax_backward,
     "aten::avg_pool2d_backward": _copied_to_the_layout_of(0),
     "aten::max_pool2d_with_indices_backward": _copied_to_the_layout_of(0, 7),
     "aten::_embedding_bag_backward": _bags_backward,

@@ -241,16 +241,22 @@ def _with_logits(call: Call) -> int:
 
 
 def _group_norm(call: Call) -> int:
-    """Scale and shift of each channel, and in 16 bits mean and deviation of each group."""
-    x = call.args[0]
-    batch, channels, groups = int(call.args[3]), int(call.args[4]), int(call.args[6])
-    narrow = x.element_size() < WIDE_BYTES
-    return 2 * batch * (channels + (groups if narrow else 0)) * WIDE_BYTES
+    """Scale and shift of each channel, and in 16 bits mean and deviation of each group.
+
+    A single value of a channel, and one without weights, is scaled by its group.
+    """
+    x, weight, bias = call.args[:3]
+    batch, channels, places, groups = map(int, call.args[3:7])
+    scaled = places > 1 and not (weight is None and bias is None)
+    narrow = int(x.element_size()) < WIDE_BYTES
+    return 2 * batch * (channels * scaled + groups * narrow) * WIDE_BYTES
 
 
 def _group_norm_backward(call: Call) -> int:
-    batch, channels, groups = int(call.args[5]), int(call.args[6]), int(call.args[8])
-    return batch * (3 * channels + 2 * groups) * WIDE_BYTES
+    batch, channels, places, groups = map(int, call.args[5:9])
+    scaled = places > 1 and call.args[4] is not None
+    of_x = (channels * scaled + 2 * groups) if call.args[9][0] else 0
+    return batch * (2 * channels + of_x) * WIDE_BYTES
 
 
 def _batch_norm(call: Call) -> int:

@@ -24,7 +24,7 @@ _Tensor = torch.Tensor
 _Optional = torch.Tensor | None
 _Function = Callable[..., object]
 _WIDEST_FLASH_HEAD: Final = 256
-_ALIGNED: Final = 16
+_ALIGNED: Final = 8
 _WITHOUT_CUDNN: Final = (
     "attention of 16 bits keeps what it keeps on GPUs before Hopper; from Hopper on cuDNN computes "
     "it, unless torch.backends.cuda.enable_cudnn_sdp(False): the lower end is without scratch"
@@ -182,8 +182,8 @@ def _bias_of(mask: _Tensor, query: _Tensor, key: _Tensor) -> _Tensor:
     if mask.dtype == torch.bool:
         numbers = torch.zeros_like(mask, dtype=query.dtype)
         mask = numbers.masked_fill_(mask.logical_not(), float("-inf"))
-    missing = -mask.shape[-1] % _ALIGNED
-    if missing:
+    if any(step % _ALIGNED for step in mask.stride()[:-1]):
+        missing = _ALIGNED - mask.shape[-1] % _ALIGNED
         mask = torch.nn.functional.pad(mask, [0, missing])[..., :-missing]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 

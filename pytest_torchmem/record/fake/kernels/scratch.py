@@ -44,20 +44,22 @@ def scratch_of(call: Call, *, on_cpu: bool) -> Scratch:
     return Scratch(least + sum(o[0] for o in others), most + sum(o[1] for o in others))
 
 
-def kept_bytes(call: Call, *, on_cpu: bool) -> tuple[int, int] | None:
-    """Return an output's place and size where its storage is larger than a fake tensor knows."""
+def kept_bytes(call: Call, *, on_cpu: bool) -> Mapping[int, int]:
+    """Return sizes of outputs, by place, whose storages are others than a fake tensor knows."""
     if call.name in _REDUCED_IN_PLACE and not call.outputs[0].dim():
-        return 0, broadcast_elements(call) * int(call.outputs[0].element_size())
+        of_each = broadcast_elements(call) * int(call.outputs[0].element_size())
+        return {0: max(of_each, call.out_bytes)}
     if call.name.startswith("aten::_embedding_bag") and not on_cpu and len(call.outputs) > 1:
-        # Which bag each row is of: the CPU needs that for some bags only.
-        return 1, nbytes(call.args[1])
+        # Which bag each row is of, and which row is the largest: the CPU has that for other bags.
+        has_largest = call.argument("mode", 0) == _LARGEST
+        return {1: nbytes(call.args[1]), 3: nbytes(call.outputs[3]) * has_largest}
     if call.name in _SHRUNK:
         # The result was as large as what is read, and is made smaller in its memory.
-        return 0, nbytes(call.args[0])
+        return {0: max(nbytes(call.args[0]), call.out_bytes)}
     # Without a graph nothing is kept.
     if call.name == "aten::mkldnn_rnn_layer" and on_cpu and torch.is_grad_enabled():
-        return len(call.outputs) - 1, onednn.lstm_workspace_bytes(call.args)
-    return None
+        return {len(call.outputs) - 1: onednn.lstm_workspace_bytes(call.args)}
+    return {}
 
 
 def _safe_softmax(call: Call) -> int:
@@ -90,6 +92,8 @@ _REDUCED_IN_PLACE: Final = frozenset(
 )
 
 
+# The mode of bags of which each column has its largest value.
+_LARGEST: Final = 2
 # Kernels that read how much memory they need.
 DECIDED_BY_VALUES: Final = frozenset(
     {"aten::linalg_matrix_exp", "aten::isin", "aten::masked_scatter_backward"}

@@ -12,14 +12,16 @@ the refusal comes where the program ends.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch
 
+from pytest_torchmem.record.fake.origin import user_line
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.torch_api import fake_tensors
+from pytest_torchmem.record.torch_api import compiler, fake_tensors
 from pytest_torchmem.values.errors import EstimateError
 
 _NO_CASTS: Final = (
@@ -36,7 +38,7 @@ class GradientsWanted(BaseException):
 
 
 def watch(patches: Installed, *, shown: torch.device, runs_on: torch.device) -> None:
-    """Notice both while a program runs for the device ``shown`` on fakes of ``runs_on``."""
+    """Notice both questions in a program that is run for ``shown`` on fakes of ``runs_on``."""
     if not fake_tensors.lacks_device(shown.type):
         return
     if runs_on == shown and not torch.is_grad_enabled():
@@ -83,6 +85,44 @@ def _watch_casts(patches: Installed) -> None:
 
     patches.replace(fake_tensors.MAKE_AUTOCAST, making)
     patches.replace(fake_tensors.ENTER_AUTOCAST, entering)
+
+
+_COMPILED: Final = (
+    "the program calls what torch.compile compiles{}, whose code keeps and frees other tensors "
+    "than the program as it is written; measure it with pytest_torchmem.measure, or for a GPU "
+    "with `pytest --torchmem-simulate=H100`. Where torch.compiler.set_stance('force_eager') lets "
+    "it run as written, it is estimated so"
+)
+
+
+@contextlib.contextmanager
+def refused_if_compiled(patches: Installed) -> Iterator[None]:
+    """Raise `EstimateError` where a program has called a compiled function.
+
+    Until its end nothing is compiled: dynamo would never again compile the frames that it meets in
+    a dispatch mode. Raised from within, an error would leave the compiler's options behind.
+    """
+    called: list[str] = []
+
+    def begun(callback: object) -> None:
+        now, runs_as_written = compiler.stance()
+        if callback and not (runs_as_written and now is not ours):
+            line = user_line(sys._getframe(1))
+            called.append(f" at {line.file_name}:{line.line}" if line else "")
+
+    _, as_written = compiler.stance()
+    try:
+        patches.note(compiler.STANCE, compiler.run_as_written())
+    except RuntimeError as error:
+        raise EstimateError(
+            "estimate is called in a function that torch.compile compiles; call it outside"
+        ) from error
+    ours, _ = compiler.stance()
+    if not as_written:
+        patches.replace(compiler.BEGIN, lambda _: begun)
+    yield
+    if called:
+        raise EstimateError(_COMPILED.format(called[0]))
 
 
 _ELSEWHERE: Final = (

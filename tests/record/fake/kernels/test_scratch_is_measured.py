@@ -249,7 +249,7 @@ def test_columns_that_become_a_picture_leave_it_their_memory():
     call = call_of(
         aten.col2im.default, floats(2, 36, 100), [12, 12], [3, 3], [1, 1], [0, 0], [1, 1]
     )
-    assert kept_bytes(call, on_cpu=True) == (0, call.outputs[0].untyped_storage().nbytes())
+    assert kept_bytes(call, on_cpu=True) == {0: call.outputs[0].untyped_storage().nbytes()}
 
 
 @pytest.fixture(params=[1, 2])
@@ -276,7 +276,7 @@ def test_few_channels_are_enlarged_one_by_one(layout, channels, size, operator):
 def test_a_reduced_loss_keeps_the_memory_of_each_elements_loss(operator):
     func = getattr(aten, operator).default
     call = call_of(func, torch.rand(8, 4), torch.rand(8, 4))
-    assert kept_bytes(call, on_cpu=True) == (0, call.outputs[0].untyped_storage().nbytes())
+    assert kept_bytes(call, on_cpu=True) == {0: call.outputs[0].untyped_storage().nbytes()}
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="oneDNN kept other memory")
@@ -287,7 +287,7 @@ def test_the_workspace_of_an_lstm_is_known(steps, batch, width, hidden):
     weights = (p.detach() for p in torch.nn.LSTM(width, hidden).parameters())
     rest = (state, state, False, [], 2, hidden, 1, True, False, False, True)
     call = call_of(aten.mkldnn_rnn_layer.default, x, *weights, *rest)
-    assert kept_bytes(call, on_cpu=True) == (3, call.outputs[3].untyped_storage().nbytes())
+    assert kept_bytes(call, on_cpu=True) == {3: call.outputs[3].untyped_storage().nbytes()}
     scratch = scratch_of(call, on_cpu=True)
     assert scratch.bytes_ <= measured(call.func, *call.args) <= scratch.at_most_bytes
     with torch.no_grad():
@@ -405,6 +405,19 @@ def test_what_a_kernel_copies_depends_on_the_layout(name, layout):
     scratch = ruled(func, *args, **kwargs).bytes_
     kept = kept_bytes(call_of(func, *args, **kwargs), on_cpu=True)
     assert abs(measured(func, *args, **kwargs) - scratch) <= SCALARS or kept
+
+
+@pytest.mark.parametrize("size", [50, 70])
+@pytest.mark.parametrize("transposed", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("name", ["_softmax", "_log_softmax"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_softmax_transposes_a_matrix_in_blocks(name, transposed, size, backward):
+    given = [
+        floats(size, size).t() if place in transposed else floats(size, size) for place in (0, 1)
+    ]
+    func = getattr(aten, f"{name}_backward_data" if backward else name).default
+    args = (*given, 1, torch.float32) if backward else (given[0], 1, False)
+    assert abs(measured(func, *args) - ruled(func, *args).bytes_) <= SCALARS
 
 
 @pytest.mark.parametrize("layout", ["whole", "expanded", "by heads"])
