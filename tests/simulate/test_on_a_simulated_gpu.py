@@ -347,6 +347,12 @@ def require_planner():
         pytest.skip("this torch's cuDNN cannot plan without a GPU")
 
 
+def test_a_device_that_is_not_there_is_named_in_the_words_of_cuda():
+    with pytest.raises(RuntimeError, match="CUDA error: invalid device ordinal"):
+        torch.zeros(1, device=f"cuda:{torch.cuda.device_count()}")
+    assert torch.zeros(1, device=CUDA).item() == 0
+
+
 def test_a_convolution_has_the_workspace_that_cudnn_plans(pytester):
     """The numbers are those of a real GPU, from a snapshot in ``JasperSolt/EoR_NN``."""
     require_planner()

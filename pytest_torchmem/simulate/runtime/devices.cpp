@@ -219,20 +219,34 @@ cudaError_t cudaGetLastError() {
 
 cudaError_t cudaPeekAtLastError() { return last_error; }
 
+// CUDA's names and words for what this runtime answers.
+static const struct {
+  cudaError_t error;
+  const char *name, *words;
+} kErrors[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
+    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorMapBufferObjectFailed, "cudaErrorMapBufferObjectFailed", "mapping of buffer object failed"},
+    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+};
+
 const char* cudaGetErrorString(cudaError_t error) {
-  switch (error) {
-    case cudaErrorMemoryAllocation: return "out of memory";
-    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
-    default: return "error of the simulated device";
+  for (const auto& known : kErrors) {
+    if (known.error == error) return known.words;
   }
+  return "unrecognized error code";
 }
 
 const char* cudaGetErrorName(cudaError_t error) {
-  switch (error) {
-    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
-    case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
-    default: return "cudaErrorUnknown";
+  for (const auto& known : kErrors) {
+    if (known.error == error) return known.name;
   }
+  return "unrecognized error code";
 }
 
 }  // extern "C"
