@@ -69,7 +69,7 @@ _EVENTS_BETWEEN_CUTS: Final = 12_500
 _SOONEST_CUT_S: Final = 0.005
 _FIRST_CUT_S: Final = 0.01
 _LATEST_CUT_S: Final = 0.06
-# Where the tables of a body take more, we say so once: some 1,400,000 small operators.
+# Where the tables of a body take more, we say so once: some 1,500,000 small operators.
 _MUCH_BYTES: Final = 512 * 2**20
 # After a moment that is not safe, we look for another one that much later.
 _RETRY_S: Final = 0.005

@@ -165,7 +165,7 @@ def _innermost(parents: NDArray[np.int32], condition: NDArray[np.bool_]) -> NDAr
         return np.broadcast_to(np.int32(-1), len(parents))
     own = np.arange(len(parents), dtype=np.int32)
     found = np.append(np.where(condition, own, parents), np.int32(-1))
-    while not np.array_equal(further := found[found], found):
+    while ((further := found[found]) != found).any():
         found = further
     return found[:-1]
 
