@@ -17,7 +17,7 @@ from pytest_torchmem.plugin.run.updates import FilePlan
 from pytest_torchmem.report.text.tables import one_line
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.measured import BaselineChange
-from pytest_torchmem.values.units import format_size
+from pytest_torchmem.values.units import counted, format_size
 
 _QUESTION: Final = (
     "    store it? yes, no, all that follow, quit and store none that follow [y/n/a/q] "
@@ -59,6 +59,8 @@ def asked_about(plans: Sequence[FilePlan], config: pytest.Config) -> list[FilePl
             _ask_all(itertools.chain.from_iterable(questions), agreed)
         except KeyboardInterrupt:
             print()
+        if declined := sum(map(len, questions)) - len(agreed):
+            print(f"not stored: {counted(declined, 'entry')}")
     return [
         _without(plan, {change.key for change, _ in asked if change not in agreed})
         for plan, asked in zip(plans, questions, strict=True)

@@ -90,6 +90,7 @@ def test_each_change_is_asked_about_and_stored_where_wanted(project, asking):
     assert shown.count("store it?") == 4  # an answer without meaning is no answer
     assert "new: test_b: 4.0 MiB\n    store it?" in shown
     assert "baseline updated: 2 entries in 1 file" in shown
+    assert "not stored: 1 entry\n" in shown
 
 
 def test_a_question_tells_both_sizes_and_the_cause(project, asking):
@@ -101,7 +102,9 @@ def test_a_question_tells_both_sizes_and_the_cause(project, asking):
 
 @pytest.mark.parametrize("end", ["q\n", "\x03", "\x04"], ids=["quit", "ctrl-c", "ctrl-d"])
 def test_who_quits_keeps_what_was_agreed_and_stores_nothing_more(project, asking, end):
-    assert asking("y\n", end).count("store it?") == 2
+    shown = asking("y\n", end)
+    assert shown.count("store it?") == 2
+    assert "not stored: 2 entries\n" in shown
     assert totals(project) == {"test_a": 4}
 
 
