@@ -150,6 +150,10 @@ class Originals:
         return replaced
 
 
+#: Those of the process.
+ORIGINALS: Final = Originals()
+
+
 class OwnModules:
     """The modules of this package that were imported so far.
 

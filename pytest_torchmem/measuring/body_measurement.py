@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from os import PathLike, getpid
+from threading import get_ident
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
@@ -336,7 +337,7 @@ class _UnderWay:
     """The measurement that is under way: there can be one in a process."""
 
     measurement: BodyMeasurement
-    thread: int = field(default_factory=threading.get_ident)
+    thread: int = field(default_factory=get_ident)
     process: int = field(default_factory=getpid)
     now: ClassVar[_UnderWay | None] = None
 
@@ -370,7 +371,7 @@ def running() -> BodyMeasurement | None:
             "this process was forked while its parent was measured, and holds half of that "
             "recording; start it with multiprocessing's method 'spawn', or fork before measuring"
         )
-    if now.thread != threading.get_ident():
+    if now.thread != get_ident():
         raise RecordingError(
             "another thread is being measured, and there can be one measurement in a process; "
             "measure there, or one after the other"

@@ -6,10 +6,10 @@ longer than a small test. So they are looked at in as few steps as Python allows
 
 from __future__ import annotations
 
-import gc
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from gc import get_freeze_count, get_objects, get_referents, is_tracked
 from itertools import chain, compress
 from types import FrameType
 from typing import Any, Final, TypeGuard, TypeVar
@@ -31,14 +31,14 @@ def instances_of(classes: Iterable[type[_T]]) -> list[_T]:
     Looks at the type and never at ``__class__``: a proxy among the objects must not be woken.
     """
     # A copy of so long a list would take as long as the look itself.
-    objects = gc.get_objects()
+    objects = get_objects()
     objects += frozen_objects()
     return _selected(objects, with_subclasses(classes))
 
 
 def instances_in_sight(classes: Iterable[type[_T]]) -> list[_T]:
     """Return what `instances_of` does, less what ``gc.freeze()`` took away."""
-    return _selected(gc.get_objects(), with_subclasses(classes))
+    return _selected(get_objects(), with_subclasses(classes))
 
 
 def _selected(objects: Sequence[Any], wanted: set[type[_T]]) -> list[_T]:
@@ -102,7 +102,7 @@ _FROZEN_BY_PYTHON: Final = 4000
 
 def frozen_count() -> int:
     """Return how many objects ``gc.freeze()`` took away; none where only Python itself did."""
-    count = gc.get_freeze_count()
+    count = get_freeze_count()
     return count if count > _FROZEN_BY_PYTHON else 0
 
 
@@ -114,7 +114,7 @@ def frozen_objects() -> list[object]:
     if not frozen_count():
         return []
     # A list display would be among the objects that it is made of, and would keep them.
-    front = gc.get_objects()
+    front = get_objects()
     front += [*with_subclasses([object]), sys.modules, *sys.modules.values()]
     for frame in running_frames():
         # From Python 3.11 on a frame that runs does not say what its variables refer to. A list of
@@ -122,7 +122,7 @@ def frozen_objects() -> list[object]:
         if frame.f_code.co_filename != __file__:
             front += [frame, *variables_of(frame).values()]
     # Modules and classes may be frozen themselves.
-    seen, found = set(map(id, gc.get_objects())), []
+    seen, found = set(map(id, get_objects())), []
     fresh = _by_id(front)
     while front:
         fresh |= _by_id(referents_of(front))
@@ -135,7 +135,7 @@ def frozen_objects() -> list[object]:
 
 def _by_id(objects: Iterable[object]) -> dict[int, object]:
     """Return those that may refer to others. No step of this is in Python."""
-    tracked = list(filter(gc.is_tracked, objects))
+    tracked = list(filter(is_tracked, objects))
     return dict(zip(map(id, tracked), tracked, strict=True))
 
 
@@ -161,7 +161,7 @@ def referents(*objects: object) -> list[object]:
     if _NAMES_THE_DEAD:
         module = sys.modules.get("_asyncio")
         objects = tuple(thing for thing in objects if thing is not module)
-    return gc.get_referents(*objects)
+    return get_referents(*objects)
 
 
 def referents_of(objects: Sequence[object]) -> Iterator[object]:

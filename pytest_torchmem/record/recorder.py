@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 import numpy as np
 import torch
 
-from pytest_torchmem.contexts import Around, numpy_in_place, pause_gc, resume_gc
+from pytest_torchmem.contexts import ORIGINALS, Around, numpy_in_place, pause_gc, resume_gc
 from pytest_torchmem.record.collector_count import KeptCount
 from pytest_torchmem.record.compiled.compiled_graphs import CompiledSources
 from pytest_torchmem.record.devices import (
@@ -141,6 +141,7 @@ class Recorder:
                 "be; measure outside it"
             )
         begin_ns = perf_counter_ns()
+        ORIGINALS.note()
         _listen_to_the_process()
         settle(self._device)
         settle_collector(collect=holds_memory(self._device))
@@ -359,7 +360,8 @@ class Recorder:
         self._listen_to_compiler()
         self._history.begin()
         session = profiler.Profiler(below_torch=self._ranges.around > 0)
-        session.start()
+        with ORIGINALS.back():
+            session.start()
         self._profiler = session
         self._count_time()
         self._own_ns += perf_counter_ns() - begin_ns
@@ -447,6 +449,10 @@ class Recorder:
     @untraced
     def _pause(self, *, is_cut: bool = False) -> profiler.ProfilerResult | None:
         """End the session and read it; return what it consists of, to be dropped."""
+        with ORIGINALS.back():
+            return self._ended(is_cut=is_cut)
+
+    def _ended(self, *, is_cut: bool) -> profiler.ProfilerResult | None:
         session, self._profiler, result = self._profiler, None, None
         if session is not None:
             if not profiler.profiler_is_active():

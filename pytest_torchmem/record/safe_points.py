@@ -32,10 +32,12 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from ctypes import byref
 from functools import cache
 from itertools import takewhile
 from os import getpid
 from pathlib import Path
+from threading import get_ident
 from time import monotonic, sleep
 from types import BuiltinFunctionType, FrameType, GeneratorType, MethodDescriptorType
 from typing import TYPE_CHECKING, Any, Final
@@ -116,9 +118,11 @@ class SafePoints:
         ):
             return
         self._began = _addresses()
+        # What is asked for once is asked for before a body may replace what it takes.
+        _code_of_python(), _request()
         ask = ctypes.cast(_on_timer(), ctypes.c_void_p)
-        event = ctypes.byref(_Notification(0, 0, _CALL_IN_THREAD, ask))
-        if _timers().timer_create(_THREAD_TIME, event, ctypes.byref(self._timer)) == 0:
+        event = byref(_Notification(0, 0, _CALL_IN_THREAD, ask))
+        if _timers().timer_create(_THREAD_TIME, event, byref(self._timer)) == 0:
             _LISTENING.append(self)
 
     def after(self, seconds: float) -> None:
@@ -151,15 +155,13 @@ class SafePoints:
         """Set the timer, to nothing for 0; return whether it had run out."""
         whole, before = int(seconds), _TimerSetting()
         times = _TimerSetting(0, 0, whole, round((seconds - whole) * 1e9))
-        exists = not _timers().timer_settime(
-            self._timer, 0, ctypes.byref(times), ctypes.byref(before)
-        )
+        exists = not _timers().timer_settime(self._timer, 0, byref(times), byref(before))
         return exists and not before.is_running()
 
     def has_run_out(self) -> bool:
         """Return whether the time is over; if not, stop it. A forked process has no timers."""
         now = _TimerSetting()
-        exists = not _timers().timer_gettime(self._timer, ctypes.byref(now))
+        exists = not _timers().timer_gettime(self._timer, byref(now))
         # A timer that has run out and is set again might not make its call any more.
         return exists and (not now.is_running() or self._set(0))
 
@@ -233,7 +235,7 @@ def _is_a_signals(dropped: sys.UnraisableHookArgs) -> bool:
 
     Only the main thread calls handlers. Functions of other threads may run below one of ours.
     """
-    if threading.get_ident() != threading.main_thread().ident:
+    if get_ident() != threading.main_thread().ident:
         return False
     called = [frame.f_code for frame, _ in traceback.walk_tb(dropped.exc_traceback)]
     if _PendingCall.__bool__.__code__ in called:

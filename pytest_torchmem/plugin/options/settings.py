@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import pytest
 
 from pytest_torchmem.analysis.judge.holders import KnownHolder
-from pytest_torchmem.contexts import Originals, OwnModules
+from pytest_torchmem.contexts import ORIGINALS, OwnModules
 from pytest_torchmem.plugin.options.option_table import (
     OPTIONS,
     given,
@@ -126,7 +126,7 @@ class Run:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.settings = settings
         self.rootdir = config.rootpath
-        self.originals = Originals()
+        self.originals = ORIGINALS
         self.own_modules = OwnModules()
         self.store = BaselineStore(
             config.rootpath, settings.baseline_dir, settings.fallbacks, _kept_code(config)

@@ -9,9 +9,9 @@ are the lifetimes of the eager program, not what a graph would permit.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -174,10 +174,10 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
 
     def resizing(self, resize: _Resize) -> _Resize:
         """Follow storages that the program gives another size, without an operator."""
-        thread = threading.get_ident()
+        thread = get_ident()
 
         def resized(storage: torch.UntypedStorage, size: int) -> object:
-            if threading.get_ident() != thread:
+            if get_ident() != thread:
                 return resize(storage, size)
             if storage.device.type != "meta":  # it has memory
                 raise EstimateError(_RESIZED)
@@ -229,7 +229,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         kwargs: dict[str, Any] | None = None,
     ) -> object:
         kwargs, name = kwargs or {}, _name_of(func)
-        self._threads.add(threading.get_ident())
+        self._threads.add(get_ident())
         if getattr(func, "namespace", "") == "prim":
             # A question about a device, say: it reads nothing, and C++ that asks takes no error.
             return func(*args, **kwargs)

@@ -6,11 +6,11 @@ and offloading does not copy because we looked. Since torch 2.10 nothing at all 
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial, wraps
+from threading import get_ident
 from typing import ClassVar, Final
 from weakref import WeakKeyDictionary
 
@@ -116,7 +116,7 @@ class PackHookWatch:
 
     def install(self, patches: Installed) -> None:
         """Begin to note hooks: where torch does not show what a node saved without unpacking it."""
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self._known_from = autograd.next_sequence_number()
         PackHookWatch.latest = self
         patches.finally_do(self._end)
@@ -131,7 +131,7 @@ class PackHookWatch:
     ) -> Callable[..., object]:
         @wraps(function)
         def watched(*args: object) -> object:
-            if threading.get_ident() == self._thread:
+            if get_ident() == self._thread:
                 noted()
             return function(*args)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import sys
 import sysconfig
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import wraps
+from gc import get_objects, get_referrers, get_stats
+from threading import get_ident
 from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Final, NamedTuple, TypeVar
 
@@ -200,9 +201,7 @@ class Census:
         return _each_once(found, self._beside(found))
 
     def _remembered_and_young(self) -> list[object]:
-        young = [
-            thing for g in (0, 1) for thing in instances_among(self._classes, gc.get_objects(g))
-        ]
+        young = [thing for g in (0, 1) for thing in instances_among(self._classes, get_objects(g))]
         return _each_once(_alive(self._known), young)
 
 
@@ -226,8 +225,8 @@ class _DueCollection:
 
         Return whether enough is new. The collector does not look where it is switched off.
         """
-        self._old_count = self._old_count or len(gc.get_objects())
-        self._new_count += sum(len(gc.get_objects(generation)) for generation in (0, 1))
+        self._old_count = self._old_count or len(get_objects())
+        self._new_count += sum(len(get_objects(generation)) for generation in (0, 1))
         if gc.isenabled():
             self._new_count -= gc.collect(1)
         return gc.isenabled() and self._new_count > self._old_count // _NEW_PART
@@ -235,7 +234,7 @@ class _DueCollection:
     def collect(self) -> None:
         """Look for garbage in everything, and begin to count anew."""
         gc.collect()
-        self._new_count, self._old_count = 0, len(gc.get_objects())
+        self._new_count, self._old_count = 0, len(get_objects())
 
 
 def _make_old() -> None:
@@ -310,8 +309,8 @@ def _holders_of(things: list[object]) -> list[object]:
 
 def _referrers(things: list[object]) -> list[object]:
     if len(things) <= _MOST_ASKED:
-        return gc.get_referrers(*things)
-    return referrers_among(gc.get_objects(), things)
+        return get_referrers(*things)
+    return referrers_among(get_objects(), things)
 
 
 def _fewest(
@@ -345,13 +344,13 @@ def _collections() -> tuple[int, ...]:
     """
     if not HAS_GENERATIONS:
         return ()
-    return (*(s["collections"] for s in gc.get_stats()[1:]), frozen_count())
+    return (*(s["collections"] for s in get_stats()[1:]), frozen_count())
 
 
 def _where_others_stand() -> dict[int, tuple[FrameType, int]]:
     """Return each other thread's frame and instruction: if they are the same, it has not run."""
     frames = sys._current_frames()
-    frames.pop(threading.get_ident(), None)
+    frames.pop(get_ident(), None)
     return {thread: (frame, frame.f_lasti) for thread, frame in frames.items()}
 
 

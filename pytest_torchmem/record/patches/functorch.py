@@ -12,9 +12,9 @@ stands in for the rest: it names what is called, and logs which tensors it reads
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any, Final
 
 import torch
@@ -52,7 +52,7 @@ class FunctorchWatch:
 
     def install(self, patches: Installed) -> None:
         """Begin to watch the calling thread, until ``patches`` are removed."""
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         patches.finally_do(self._leave)
 
     def install_hooks(self, patches: Installed) -> None:
@@ -88,7 +88,7 @@ class FunctorchWatch:
         def watched(*args: object) -> object:
             __tracebackhide__ = True
             level = function(*args)
-            if threading.get_ident() == self._thread:
+            if get_ident() == self._thread:
                 noticed()
             return level
 

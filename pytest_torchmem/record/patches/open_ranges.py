@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from types import FrameType
 from typing import Final, NamedTuple, TypeAlias
 from weakref import ref
@@ -100,7 +100,7 @@ class OpenRanges:
     def _begin(self, block: ref[_Range], name: str) -> None:
         ours = profiler.RecordFunction(f"{LABELLED}{name}")
         ours.__enter__()
-        self._open.append(_Label(block, name, ours, threading.get_ident()))
+        self._open.append(_Label(block, name, ours, get_ident()))
 
     def _end(self, which: Callable[[_Label], bool]) -> list[_Label]:
         """Close those labels, the last first; return them in the order in which they began."""
@@ -135,7 +135,7 @@ class OpenRanges:
         within the call that opened it. Elsewhere it is around all that follows.
         """
         self.forget_dropped()
-        here = threading.get_ident()
+        here = get_ident()
         can_be_closed = all(has_calls and label.thread == here for label in self._open)
         return can_be_closed and not any(file.startswith(_UNCUT) for file in _files_called())
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from gc import collect, isenabled
+from threading import get_ident
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -205,7 +205,7 @@ class ImportWatch:
         self._resting.resume()
 
     def _rested(self, original: Any) -> Any:
-        here, tracing, done = threading.get_ident(), self._tracing, self._done
+        here, tracing, done = get_ident(), self._tracing, self._done
 
         def load(name: str, import_: Any) -> Any:
             if name in compiler.PACKAGES and not compiler.has_begun():
@@ -214,7 +214,7 @@ class ImportWatch:
             return original(name, import_)
 
         def _find_and_load(name: str, import_: Any) -> Any:
-            if name in sys.modules or threading.get_ident() != here:
+            if name in sys.modules or get_ident() != here:
                 return original(name, import_)
             if self.importing:
                 return load(name, import_)
@@ -248,7 +248,7 @@ def _resting_on(thread: int) -> Callable[[Callable[..., object]], Callable[..., 
 
     def resting(original: Callable[..., object]) -> Callable[..., object]:
         def rest(*args: object, **kwargs: object) -> object:
-            if threading.get_ident() != thread:
+            if get_ident() != thread:
                 return original(*args, **kwargs)
             # Such a function calls another: each has a pause of its own.
             tracing = pause_beside_others()
@@ -277,7 +277,7 @@ class CompilationWatch:
     def __init__(self, done: Callable[[], None]) -> None:
         self._done = done
         self._tracing = TracingPause()
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
 
     def install(self, patches: Installed) -> None:
         """Begin to listen, unless the compiler is not even imported."""
@@ -316,7 +316,7 @@ class CompilationWatch:
     @untraced
     def _suspend(self) -> None:
         # The threads of the autograd engine, where backward graphs may be compiled, never end.
-        is_known = threading.get_ident() == self._thread or autograd.in_backward()
+        is_known = get_ident() == self._thread or autograd.in_backward()
         if is_known and not self._tracing.is_suspended:
             self._tracing = pause_beside_others()
             self._tracing.suspend()
@@ -341,7 +341,7 @@ class ParsingWatch:
 
     def install(self, patches: Installed) -> None:
         """Begin, until ``patches`` are removed."""
-        resting = _resting_on(threading.get_ident())
+        resting = _resting_on(get_ident())
         for name in compiler.SCRIPTING:
             patches.replace(name, resting)
         # Makes Python of a template; torch brings the package along.
@@ -391,7 +391,7 @@ class CompiledRegions:
         return set_eval_frame
 
     def _note(self, inside: bool) -> None:
-        thread = threading.get_ident()
+        thread = get_ident()
         if inside == (thread in self._inside):
             return
         self._inside ^= {thread}
@@ -408,13 +408,13 @@ def note_graphs(patches: Installed, note: Callable[[Sequence[object]], object]) 
     """
     if compiler.RUN_GRAPH in patches.names or not compiler.has_graphs():
         return
-    thread = threading.get_ident()
+    thread = get_ident()
 
     def noting(run: Callable[[object, Sequence[object]], object]) -> Callable[..., object]:
         def run_graph(graph: object, inputs: Sequence[object]) -> object:
             __tracebackhide__ = True
             # On a GPU backward graphs are run by a thread of autograd's.
-            if threading.get_ident() == thread or autograd.in_backward():
+            if get_ident() == thread or autograd.in_backward():
                 note(inputs)
             return run(graph, inputs)
 

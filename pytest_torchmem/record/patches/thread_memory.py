@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import wraps
+from threading import current_thread, get_ident
 from time import time_ns
 from typing import Final
 
@@ -31,7 +32,7 @@ _MOMENTS: Final = 8192
 def thread_name() -> str:
     """Return the calling thread's name, without its number."""
     # To ask for the current thread makes one of a thread that `threading` does not know.
-    name: str = getattr(_LOCAL, "name", "") or threading.current_thread().name
+    name: str = getattr(_LOCAL, "name", "") or current_thread().name
     return _NUMBER.sub("", name)
 
 
@@ -90,7 +91,7 @@ class ThreadMemory:
             self._uncounted.add(name)
             return False
         _LOCAL.stretch = _Counting(self, is_of_executor=is_of_executor)
-        self._open[threading.get_ident()] = name
+        self._open[get_ident()] = name
         return True
 
     def close(self) -> None:
@@ -99,7 +100,7 @@ class ThreadMemory:
 
     def add(self, changes: list[tuple[int, int]], executors: int | None) -> None:
         """Take what the calling thread counted; ``executors`` numbers a thread of an executor."""
-        name = self._open.pop(threading.get_ident(), "")
+        name = self._open.pop(get_ident(), "")
         if executors is not None:
             self.of_executors.add(executors)
         if changes and not self.is_over:
@@ -149,13 +150,13 @@ class _Counting:
     def __init__(self, memory: ThreadMemory, *, is_of_executor: bool) -> None:
         self._memory = memory
         self._is_of_executor = is_of_executor
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self._began_ns = time_ns()
         profiler.begin_counting()
 
     def __del__(self) -> None:
         # Python lets go of it where a thread ends, on that thread.
-        if threading.get_ident() == self._thread:
+        if get_ident() == self._thread:
             counted = profiler.end_counting()
             began_ns = self._began_ns
             changes = [(began_ns + ns, size) for ns, size in counted.changes]

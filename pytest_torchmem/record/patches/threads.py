@@ -8,14 +8,15 @@ before may run torch uncounted: then the result says so instead of being too sma
 from __future__ import annotations
 
 import ctypes
-import gc
 import queue
 import re
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from functools import wraps
+from gc import get_referents
 from pathlib import Path
+from threading import current_thread, get_ident
 from time import monotonic, sleep
 from types import FrameType
 from typing import Any, ClassVar, Final
@@ -68,14 +69,14 @@ class ThreadWatch:
         self._existing: list[threading.Thread] = []
         self._recorded: Collection[int] = ()
         self._calling: set[int] = set()
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self._users: Any = None
         self._unfollowed: set[str] = set()
         self._unknown = UnknownThreads()
 
     def install(self, patches: Installed) -> None:
         """Begin to watch threads that start from now on."""
-        here = threading.current_thread()
+        here = current_thread()
         self._existing = [thread for thread in threading.enumerate() if thread is not here]
         self._users = threading.getprofile()
         patches.note("threading.setprofile", self._stop)
@@ -122,7 +123,7 @@ class ThreadWatch:
         @wraps(prepare)
         def prepared(*args: object, **kwargs: object) -> object:
             profiler.Profiler.over_count += 1
-            if threading.get_ident() != self._thread:
+            if get_ident() != self._thread:
                 self._profiled()
                 self._memory.close()
             return prepare(*args, **kwargs)
@@ -250,7 +251,7 @@ def _may_run_torch(frame: FrameType) -> bool:
 def _is_of_torch(value: object) -> bool:
     """Return whether a value is torch, or of it, or a container of such; none of its code runs."""
     if type(value) in _CONTAINERS:
-        return any(issubclass(type(v), _HOLDERS) for v in gc.get_referents(value)[:_MOST_PARTS])
+        return any(issubclass(type(v), _HOLDERS) for v in get_referents(value)[:_MOST_PARTS])
     return value is torch or issubclass(type(value), _HOLDERS)
 
 

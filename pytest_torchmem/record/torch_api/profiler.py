@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
+from threading import get_ident
 from types import CodeType, ModuleType
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 from weakref import WeakSet
@@ -393,7 +394,7 @@ class Profiler:
         self._activities = {torch.profiler.ProfilerActivity.CPU}
         self._copied = self._activities if below_torch else _NO_COPIES
         self._tracer: type[object] = type(None)
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         #: Whether another thread has begun a session: there is one in a process.
         self.is_replaced = False
         #: Whether calls were followed at first and then no more.
@@ -437,7 +438,7 @@ class Profiler:
         elif is_tracer(profile_function()):
             sys.setprofile(None)
             self.lost_calls = True
-            if threading.get_ident() == self._thread:
+            if get_ident() == self._thread:
                 self._profile_function.give_back()
 
     def stop(self) -> ProfilerResult:

@@ -702,6 +702,11 @@ def changes_the_builtins():
 MOCKED = (
     *("time.time_ns", "time.monotonic", "time.thread_time", "time.perf_counter_ns"),
     *("gc.enable", "gc.disable", "gc.isenabled", "gc.get_count", "gc.set_threshold"),
+    *("gc.get_objects", "gc.get_referents", "gc.get_stats", "weakref.getweakrefs"),
+    *("threading.get_ident", "threading.current_thread", "ctypes.byref", "io.open"),
+    *("os.stat", "os.getcwd", "os.path.exists", "os.path.realpath", "os.dup", "os.dup2"),
+    *("os.close", "os.write", "os.fdopen", "os.fspath", "builtins.open", "pathlib.Path.stat"),
+    *("pathlib.Path.exists", "linecache.getlines", "inspect.getsource", "tempfile.TemporaryFile"),
 )
 
 
@@ -715,6 +720,8 @@ def counts_who_asks_for_the_time():
         ]
         step()
         while clock() < until:
+            torch.ones(3) + 1
+        with torch.profiler.record_function("part"):
             torch.ones(3) + 1
         torch.func.grad(lambda x: x.sum())(torch.ones(3))
         return [thing.call_count for thing in mocked]

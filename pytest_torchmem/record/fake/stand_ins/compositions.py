@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from threading import get_ident
 from typing import Final
 
 import torch
@@ -35,7 +36,7 @@ def compose(patches: Installed, compositions: Mapping[str, Composition]) -> None
 
 
 def _put(name: str, composition: Composition) -> Callable[[], None]:
-    thread = threading.get_ident()
+    thread = get_ident()
     with _LOCK:
         threads = _BY_THREAD.setdefault(name, {})
         if not threads:
@@ -55,7 +56,7 @@ def _put(name: str, composition: Composition) -> Callable[[], None]:
 def run(operator: dispatcher.Operator, /, *args: object, **kwargs: object) -> object:
     """Call the operators that this thread makes an operator of, or torch's own."""
     plain = dispatcher.composed(operator)
-    composition = _BY_THREAD.get(f"torch.ops.{operator}", {}).get(threading.get_ident())
+    composition = _BY_THREAD.get(f"torch.ops.{operator}", {}).get(get_ident())
     return plain(*args, **kwargs) if composition is None else composition(plain, *args, **kwargs)
 
 

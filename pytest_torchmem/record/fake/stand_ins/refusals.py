@@ -15,6 +15,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import Final
 
 import torch
@@ -140,13 +141,13 @@ def refused_in_other_threads(
 
     Yield the threads in which a mode records: autograd's of a device that is there becomes one.
     """
-    recording, seen = {threading.get_ident()}, threading.Event()
+    recording, seen = {get_ident()}, threading.Event()
 
     def refusing(plain: _Dispatch) -> object:
         def dispatched(
             func: object, types: object, args: object = (), kwargs: object = None
         ) -> object:
-            elsewhere = threading.get_ident() not in recording
+            elsewhere = get_ident() not in recording
             if elsewhere and fake_tensors.has_any_of(mode, (args, kwargs)):
                 seen.set()
             return plain(func, types, args, kwargs)
