@@ -469,6 +469,29 @@ UNTIED: Final = Regression(
     (Blame("parameter", "aten::empty", 4 * MIB),),
 )
 
+FUSED_INPUT: Final = Regression(
+    "table_for_a_fused_kernel",
+    """
+      def table():
+    -     return torch.ones(256, 1024)
+    +     return torch.ones(1024, 1024)
+
+      score = torch.compile(lambda rows, scale: (rows * scale).relu().sum(-1))
+    """,
+    """
+    with torch.no_grad():
+        score(rows, torch.ones(1024))
+    """,
+    # No operator reads it, and it was there before.
+    (Blame("input", "", 3 * MIB),),
+    fixtures="""
+    @pytest.fixture
+    def rows():
+        return table()
+    """,
+    uses="rows",
+)
+
 REGRESSIONS: Final = (
     UNTIED,
     FULL_PRECONDITIONER,
@@ -487,4 +510,5 @@ REGRESSIONS: Final = (
     PER_SAMPLE,
     OPTIMIZER_BY_NAME,
     PADDED_TO,
+    FUSED_INPUT,
 )
