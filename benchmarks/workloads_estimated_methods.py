@@ -650,7 +650,7 @@ def averaged_weights(device: str) -> Step:
     ema = torch.optim.swa_utils.AveragedModel(
         model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.99)
     )
-    swa = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    swa = torch.optim.swa_utils.AveragedModel(model)
     x, labels = _random(device, 64, 64), torch.randint(0, 10, (64,), device=device)
 
     def after(_: _Tensor) -> None:

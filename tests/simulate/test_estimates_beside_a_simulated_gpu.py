@@ -118,12 +118,24 @@ def saved_on_the_host(device):
     return step
 
 
+def preferences(device):
+    """The logarithm of a sigmoid keeps nothing beside its input."""
+    model, x = nn.Linear(64, 256).to(device), torch.randn(512, 64, device=device)
+
+    def step():
+        model.zero_grad()
+        functional.logsigmoid(model(x)).mean().backward()
+
+    return step
+
+
 PROGRAMS = [
     gradient_penalty,
     bias_by_position,
     physics_informed,
     masks_of_lengths,
     bags,
+    preferences,
     saved_on_the_host,
 ]
 

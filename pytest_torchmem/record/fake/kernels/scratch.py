@@ -53,6 +53,8 @@ def kept_bytes(call: Call, *, on_cpu: bool) -> Mapping[int, int]:
         # Which bag each row is of, and which row is the largest: the CPU has that for other bags.
         has_largest = call.argument("mode", 0) == _LARGEST
         return {1: nbytes(call.args[1]), 3: nbytes(call.outputs[3]) * has_largest}
+    if call.name == "aten::log_sigmoid_forward" and not on_cpu:
+        return {1: 0}  # the CPU alone keeps exponents
     if call.name in _SHRUNK:
         # The result was as large as what is read, and is made smaller in its memory.
         return {0: max(nbytes(call.args[0]), call.out_bytes)}
