@@ -55,6 +55,7 @@ SLOW = (
     "tests/faults/",
     "tests/measuring/",
     "tests/plugin/item/test_growth_per_step.py",
+    "tests/plugin/run/test_interpreters.py",
     "tests/plugin/item/test_left_behind.py",
     "tests/plugin/item/test_real_bodies.py",
     "tests/plugin/item/test_real_estimates.py",
@@ -154,6 +155,7 @@ NIGHTLY: tuple[str, ...] = (
 #: Each of these tests looks at everything that is alive, several times.
 SEARCHES = (
     "tests/plugin/item/test_growth_per_step.py",
+    "tests/plugin/run/test_interpreters.py",
     "tests/plugin/item/test_left_behind.py",
     "tests/plugin/item/test_real_bodies.py",
     "tests/record/holders/",
