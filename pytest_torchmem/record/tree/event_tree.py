@@ -177,7 +177,6 @@ def read_tree(
 ) -> EventTree:
     """Walk the tree; ``mentions`` gets what operators take, and ``whole`` keeps these as well."""
     tree, parents, kinds = EventTree(), list[int](), list[int]()
-    times = tree.times
     fields_of, kind_of = profiler.fields_of, _KINDS.get
     events, parent, row = iter(roots), -1, -1
     # The events around: those that are left beside each, and the row around these.
@@ -195,7 +194,7 @@ def read_tree(
             elif kind == _PY_CALL:
                 tree.add_call(event, fields, bool(children) or whole)
             else:
-                times.add(event)
+                tree.times.add(event)
                 if kind == _ALLOCATION:
                     tree.allocations.append(allocation := _allocation(fields))
                     mentions.add_allocation(allocation)
