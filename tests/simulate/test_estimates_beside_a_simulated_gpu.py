@@ -129,12 +129,27 @@ def preferences(device):
     return step
 
 
+def one_head_of_keys(device):
+    """No fused attention takes keys whose heads are broadcast."""
+    layer, x = nn.Linear(64, 96).to(device), torch.randn(4, 60, 64, device=device)
+
+    def step():
+        layer.zero_grad()
+        query, key, value = layer(x).split([64, 16, 16], -1)
+        query = query.view(4, 60, 4, 16).transpose(1, 2)
+        made = functional.scaled_dot_product_attention(query, key[:, None], value[:, None])
+        made.square().sum().backward()
+
+    return step
+
+
 PROGRAMS = [
     gradient_penalty,
     bias_by_position,
     physics_informed,
     masks_of_lengths,
     bags,
+    one_head_of_keys,
     preferences,
     saved_on_the_host,
 ]

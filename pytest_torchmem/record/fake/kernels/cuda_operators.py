@@ -133,6 +133,8 @@ def _attention(
     given = query, key, value
     whole = all(t.dim() == 4 and t.stride(-1) == 1 for t in given)
     whole = whole and (attn_mask is None or attn_mask.stride(-1) == 1)
+    # Fused kernels do not broadcast heads.
+    whole = whole and (enable_gqa or query.shape[:2] == key.shape[:2] == value.shape[:2])
     alike = query.shape[-1] == key.shape[-1] == value.shape[-1]
     switches: Any = torch.backends.cuda
     flash = switches.flash_sdp_enabled() and attn_mask is None and sixteen_bits
