@@ -143,25 +143,23 @@ def _recorded(
             take_cudas_operators(patches, notes)
             thread.put_in_place(patches)
             save_on_the_host(patches)
-        if program.backward:
-            stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.enable_grad() if program.backward else contextlib.nullcontext())
         updated = set(map(id, found.updated))
         for holder in found.holders:
             fakes.in_holder(holder, updated)
         args, kwargs = _substituted(fakes, found, program)
         stack.enter_context(fakes.mode)
-        made = _optimizer_for(program.optimizer, found)
-        program = replace(program, args=args, kwargs=kwargs, optimizer=made)
+        optimizer = _optimizer_for(program.optimizer, found)
+        program = replace(program, args=args, kwargs=kwargs, optimizer=optimizer)
         stand_in = None if runs_on == shown else (shown, runs_on)
         recorder = _run(program, fakes, found, threads, stand_in)
         graph, lifetimes = recorder.recorded
     notes |= recorder.notes | fakes.values.notes | _notes(shown, runs_on, graph, program, found)
     named = _on_device(graph, runs_on, shown)
-    uncounted = uncounted_on_the_cpu if shown.type == "cpu" else uncounted_on_gpus
-    numbers_bytes = recorder.numbers_bytes if shown.type == "cpu" else 0
-    return StaticRun(
-        named, lifetimes, str(shown), tuple(sorted(notes)), uncounted(graph), numbers_bytes
-    )
+    on_cpu = shown.type == "cpu"
+    uncounted = (uncounted_on_the_cpu if on_cpu else uncounted_on_gpus)(graph)
+    numbers_bytes = recorder.numbers_bytes if on_cpu else 0
+    return StaticRun(named, lifetimes, str(shown), tuple(sorted(notes)), uncounted, numbers_bytes)
 
 
 def _put_in_place(

@@ -194,6 +194,11 @@ PATCHES: Final = (
                 Patch(name, "Takes the way of real tensors.", How.ADDED)
                 for name in fake_tensors.DIFFERENT_FOR_FAKES
             ),
+            Patch(
+                fake_tensors.ASKED_BY_TRANSFORMERS,
+                "Says no: the values of masks are known.",
+                releases="where it is imported",
+            ),
         )
     ),
 )

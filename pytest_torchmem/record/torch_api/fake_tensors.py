@@ -99,6 +99,9 @@ DIFFERENT_FOR_FAKES: Final = (
     "torch.ops.aten._scaled_dot_product_attention_math.default",
     "torch.ops.aten.ctc_loss.IntList",
 )
+#: transformers asks it before it reads a mask, and leaves out one that masks nothing.
+ASKED_BY_TRANSFORMERS: Final = "transformers.utils.import_utils.is_fake_tensor"
+
 # What singular and eigenvalues alone come down to.
 SVD: Any = torch.ops.aten._linalg_svd
 EIGH: Any = torch.ops.aten._linalg_eigh

@@ -17,6 +17,7 @@ class Speech(nn.Module):
         super().__init__()
         self.first = nn.Conv1d(8, width, 3, padding=1)
         self.second = nn.Conv1d(width, width, 3, stride=2, padding=1)
+        self.places: torch.Tensor
         self.register_buffer("places", torch.linspace(0, 1, 6)[:, None].expand(6, width).clone())
         self.encoder = nn.TransformerEncoderLayer(width, 2, 32, dropout=0.1, batch_first=True)
         self.decoder = nn.TransformerDecoderLayer(width, 2, 32, dropout=0.1, batch_first=True)
@@ -158,10 +159,11 @@ class Narrow(torch.Tensor):
 
 @program
 def serves_with_narrow_weights():
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    first, last = nn.Linear(16, 32), nn.Linear(32, 4)
+    model = nn.Sequential(first, nn.ReLU(), last)
     x = torch.randn(8, 16)
     before = model(x).detach()
-    for layer in (model[0], model[2]):
+    for layer in (first, last):
         narrow = Narrow.of(layer.weight.detach())
         layer.weight = nn.Parameter(narrow, requires_grad=False)
     adapter = nn.Linear(4, 4)
@@ -171,5 +173,6 @@ def serves_with_narrow_weights():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    kept = [(p.integers, p.scales) for p in model.parameters() if isinstance(p.data, Narrow)]
+    weights = [layer.weight.data for layer in (first, last)]
+    kept = [(w.integers, w.scales) for w in weights if isinstance(w, Narrow)]
     return loss, kept, adapter.state_dict()

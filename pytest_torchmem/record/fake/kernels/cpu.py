@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Number
 from typing import Final
 
 import torch
@@ -36,13 +37,16 @@ def cast_bytes(call: Call) -> int:
     tensors = [t for t in call.inputs if t.dim()]
     if not tensors or not call.outputs:
         return 0
+    if call.name in _TRUTHS:
+        return sum(elements(t) for t in tensors[:1] if t.dtype not in (torch.bool, torch.uint8))
     if call.name in _SUMS:
         working = torch.float32 if call.name == "aten::mean" else call.outputs[0].dtype
         narrow = [t for t in tensors[:1] if t.dtype != working and not t.dtype.is_complex]
         return sum(elements(t) * working.itemsize for t in narrow)
-    if torch.Tag.pointwise not in call.func.tags:
+    if torch.Tag.pointwise not in call.func.tags and call.name not in _UNTAGGED:
         return 0
-    values = [t for t in tensors if not (call.name in _MASKED and t.dtype == torch.bool)]
+    mask = call.argument(_MASKED[call.name]) if call.name in _MASKED else None
+    values = [t for t in tensors if t is not mask]
     working = _common_type(call, values)
     cast = sum(elements(t) * working.itemsize for t in values if t.dtype != working)
     written = call.outputs[0]
@@ -55,13 +59,29 @@ def _common_type(call: Call, tensors: Sequence[torch.Tensor]) -> torch.dtype:
     found = tensors[0].dtype if tensors else call.outputs[0].dtype
     for tensor in tensors[1:]:
         found = torch.promote_types(found, tensor.dtype)
+    numbers = () if call.name in (*_MASKED, *_SCALED) else call.numbers
+    for dtype in (*map(_type_of, numbers), *(t.dtype for t in call.inputs if not t.dim())):
+        # A number of the same kind, such as an integer among integers, does not count.
+        found = torch.promote_types(found, dtype) if _kind(dtype) > _kind(found) else found
     result = call.outputs[0].dtype
     grows = result.is_floating_point and not (found.is_floating_point or found.is_complex)
     return result if grows else found
 
 
+def _type_of(number: Number) -> torch.dtype:
+    return torch.tensor(number).dtype
+
+
+def _kind(dtype: torch.dtype) -> int:
+    """Booleans, integers, floating point, complex numbers: promotion goes up."""
+    return 3 * dtype.is_complex or 2 * dtype.is_floating_point or int(dtype != torch.bool)
+
+
+_UNTAGGED: Final = frozenset({"aten::floor_divide", "aten::floor_divide_"})
+_SCALED: Final = ("aten::addcmul", "aten::addcdiv", "aten::addcmul_", "aten::addcdiv_")
+_TRUTHS: Final = frozenset({"aten::all", "aten::any"})
 _SUMS: Final = frozenset({"aten::sum", "aten::mean", "aten::cumsum", "aten::prod"})
-_MASKED: Final = frozenset({"aten::where", "aten::masked_fill", "aten::masked_fill_"})
+_MASKED: Final = {"aten::where": "condition", **of("masked_fill masked_fill_", "mask")}
 
 
 # Copies of what a kernel cannot read as it is.

@@ -76,19 +76,24 @@ class Call:
         return fake_tensors.tensors_in(list(self.args))
 
     @property
-    def numbers_bytes(self) -> int:
-        """The most that the CPU takes for Python's numbers among the operands.
-
-        It makes a tensor of each, and another one of the type that it computes in.
-        """
+    def numbers(self) -> list[Number]:
+        """Python's numbers among the operands."""
         names = [(a.name, str(a.type)) for a in dispatcher.schema_of(self.func).arguments]
         given = dict(zip(names, self.args, strict=False))
         given |= {pair: self.kwargs[pair[0]] for pair in names if pair[0] in self.kwargs}
-        return sum(
-            2 * _NUMBER_BYTES
+        return [
+            value
             for (name, kind), value in given.items()
             if kind in _OF_NUMBERS and name not in _FACTORS and isinstance(value, Number)
-        )
+        ]
+
+    @property
+    def numbers_bytes(self) -> int:
+        """The most that the CPU takes for these.
+
+        It makes a tensor of each, and another one of the type that it computes in.
+        """
+        return 2 * _NUMBER_BYTES * len(self.numbers)
 
     @property
     def out_bytes(self) -> int:

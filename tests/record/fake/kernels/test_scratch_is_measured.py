@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
+from pytest_torchmem import estimate, measure
 from pytest_torchmem.record.fake.kernels.operator_call import Call, Scratch
 from pytest_torchmem.record.fake.kernels.scratch import kept_bytes, scratch_of
 from pytest_torchmem.record.torch_api import fake_tensors
@@ -24,6 +25,16 @@ LAYOUTS = [
     (torch.channels_last, torch.contiguous_format),
     (torch.contiguous_format, torch.channels_last),
 ]
+PROMOTING: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "compared": lambda x, number: x == number,
+    "added": lambda x, number: x + number,
+    "subtracted from": lambda x, number: number - x,
+    "divided": lambda x, number: x // number,
+    "chosen": lambda x, number: torch.where(torch.ones(5000, dtype=torch.bool), x, number),
+    "filled": lambda x, number: x.masked_fill(torch.ones(5000, dtype=torch.bool), number.real),
+    "scaled": lambda x, number: torch.addcmul(x, x, x, value=number),
+    "in place": lambda x, number: x.clone().mul_(number),
+}
 # Sizes and moments of means: numbers that C++ wraps in tensors.
 SCALARS = 64
 
@@ -301,6 +312,29 @@ def assert_bounded(x: torch.Tensor, weight: torch.Tensor, *how: Any) -> None:
     grad, wanted = torch.randn_like(call.outputs[0]), [True, True, False]
     back = call_of(aten.convolution_backward.default, grad, x, weight, None, *how, wanted)
     assert measured(back.func, *back.args) <= scratch_of(back, on_cpu=True).at_most_bytes
+
+
+@pytest.mark.parametrize("number", [1, 2.5, True, 1j, torch.tensor(2.5), torch.tensor(3)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, BF16, torch.float64])
+@pytest.mark.parametrize("function", PROMOTING)
+def test_what_has_not_the_type_of_a_number_is_cast(function, dtype, number):
+    x = torch.ones(5000, dtype=dtype)
+    try:
+        PROMOTING[function](x, number)
+    except (RuntimeError, NotImplementedError):
+        return  # torch has no such function
+    with measure(device="cpu") as window:
+        PROMOTING[function](x, number)
+    found = estimate(lambda: PROMOTING[function](x, number), backward=False)
+    at_most = found.at_most or found.peak.total
+    assert found.peak.total - SCALARS <= window.result.peak.total <= at_most + SCALARS
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, F32])
+@pytest.mark.parametrize("func", [aten.all.default, aten.any.default])
+def test_what_is_not_a_truth_is_made_one_before_all_of_it_is_read(func, dtype):
+    x = torch.ones(5000, dtype=dtype)
+    assert abs(ruled(func, x).bytes_ - measured(func, x)) <= SCALARS
 
 
 @pytest.mark.usefixtures("threads")

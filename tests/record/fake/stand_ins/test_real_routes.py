@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
@@ -49,6 +53,23 @@ def test_a_mask_is_added_in_place_to_the_scores_of_attention(wrapped):
         step().sum().backward()
     found = estimate(step).peak
     assert abs(found.temporary - window.result.peak.temporary) <= NOTHING
+
+
+def test_whoever_reads_a_mask_as_transformers_does_reads_it_in_an_estimate(monkeypatch):
+    library: Any = ModuleType("transformers.utils.import_utils")
+    library.is_fake_tensor = lambda tensor: isinstance(tensor, torch._subclasses.FakeTensor)
+    for name in ("transformers", "transformers.utils", library.__name__):
+        monkeypatch.setitem(sys.modules, name, library)
+    library.utils = library.import_utils = library
+    x, mask = torch.randn(2, 64, 64), torch.ones(2, 64, 64, dtype=torch.bool)
+
+    def step():
+        masks = library.is_fake_tensor(mask) or not bool((mask == 1).all())
+        return x[:, None].expand(2, 8, 64, 64).clone() if masks else x + 1
+
+    before = library.is_fake_tensor
+    assert abs(estimated(step).peak.total - measured(step)) <= NOTHING
+    assert library.is_fake_tensor is before
 
 
 @pytest.mark.parametrize("function", ["svdvals", "eigvalsh"])
