@@ -75,7 +75,8 @@ def test_bags_on_a_gpu_know_which_bag_each_row_is_of():
         run = estimate(lambda: bags(rows, offsets), device=device, backward=False).run
         return sum(storage.size_bytes for storage in run.graph.storages)
 
-    assert made("cuda") - made("cpu") == rows.nbytes
+    # The CPU alone has the row of the largest for each bag, for sums as well.
+    assert made("cuda") - made("cpu") == rows.nbytes - offsets.nbytes
 
 
 def test_attention_of_16_bits_with_a_mask_is_an_interval():
