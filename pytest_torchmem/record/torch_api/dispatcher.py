@@ -28,6 +28,7 @@ CHECKED: Final[Checked] = {
     "torch._C._special": ("2.6.0", "2.15.0"),
     "torch._ops.HigherOrderOperator": ("2.6.0", "2.13.0"),
     "torch._ops.OpOverload": ("2.6.0", "2.15.0"),
+    "torch._ops.OpOverload._dispatch_cache": ("2.13.0", "2.13.0"),
     "torch._ops.OpOverload._op_dk": ("2.6.0", "2.14.0"),
     "torch._ops.OpOverload._schema": ("2.6.0", "2.15.0"),
     "torch.library.Library._destroy": ("2.6.0", "2.14.0"),
@@ -166,7 +167,13 @@ def implement(operator: Operator, function: Callable[..., Any]) -> Callable[[], 
         warnings.simplefilter("ignore")
         for key in (*_ON_DEVICES, *_IN_TRANSFORMS.get(name, ())):
             own.impl(operator, function, key)
-    undo: Callable[[], None] = own._destroy
+
+    def undo() -> None:
+        own._destroy()
+        # Where calls go is kept: without autograd's kernel, compiled code would have no gradient.
+        operator._dispatch_cache.clear()
+
+    operator._dispatch_cache.clear()
     return undo
 
 

@@ -113,3 +113,11 @@ def test_two_threads_estimate_at_a_time():
         other.join()
         assert found
         assert "Autograd" in kernels_of(LINEAR)
+
+
+def test_where_calls_go_is_not_kept_beyond_an_estimate():
+    model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    with pytest.raises(EstimateError, match="traces a graph"):
+        estimate(lambda: torch.export.export(model, (x,)).module()(x), backward=False)
+    function = torch.compile(lambda: model(x).sum(), backend="aot_eager")
+    assert torch.autograd.grad(function(), model.weight)[0].shape == (4, 4)
