@@ -167,13 +167,14 @@ def implement(operator: Operator, function: Callable[..., Any]) -> Callable[[], 
         warnings.simplefilter("ignore")
         for key in (*_ON_DEVICES, *_IN_TRANSFORMS.get(name, ())):
             own.impl(operator, function, key)
+    # Where calls go is kept: without autograd's kernel, compiled code would have no gradient.
+    look_up_anew = operator._dispatch_cache.clear
+    look_up_anew()
 
     def undo() -> None:
         own._destroy()
-        # Where calls go is kept: without autograd's kernel, compiled code would have no gradient.
-        operator._dispatch_cache.clear()
+        look_up_anew()
 
-    operator._dispatch_cache.clear()
     return undo
 
 

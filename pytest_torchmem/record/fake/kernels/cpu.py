@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from numbers import Number
+from numbers import Integral, Number, Real
 from typing import Final
 
 import torch
@@ -69,7 +69,10 @@ def _common_type(call: Call, tensors: Sequence[torch.Tensor]) -> torch.dtype:
 
 
 def _type_of(number: Number) -> torch.dtype:
-    return torch.tensor(number).dtype
+    if isinstance(number, Integral):
+        return torch.bool if isinstance(number, bool) else torch.int64
+    default = torch.get_default_dtype()
+    return default if isinstance(number, Real) else default.to_complex()
 
 
 def _kind(dtype: torch.dtype) -> int:

@@ -57,7 +57,7 @@ def _convolution_backward(call: Call) -> Bounds:
 
 
 def _with_layouts(bounds: Bounds, *tensors: torch.Tensor) -> Bounds:
-    """Where the channels of one come last, those of the others are put last, too."""
+    """Kernels put the channels of all last where those of one are."""
     copied = sum(map(nbytes, tensors)) if any(map(_ends_in_channels, tensors)) else 0
     return bounds[0], bounds[1] + copied
 

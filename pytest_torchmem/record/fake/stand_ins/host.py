@@ -1,4 +1,4 @@
-"""What waits on the host while the CPU stands for a GPU: there nothing would be moved."""
+"""Keeps off the device what waits on the host: where the CPU stands for it, nothing is moved."""
 
 from __future__ import annotations
 
