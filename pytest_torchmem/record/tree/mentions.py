@@ -203,9 +203,9 @@ class InputShapes:
         signature, arguments = found
         mutable = tuple(int(signature.mutable[a]) for a in arguments)
         number, is_operator = self._strings.number, signature.is_operator
-        label = name.removeprefix(LABELLED)
+        label, is_label = name.removeprefix(LABELLED), name.startswith(LABELLED)
         texts = map(number, signature.texts)
-        return InputShape(number(label), is_operator, label is not name, arguments, mutable, *texts)
+        return InputShape(number(label), is_operator, is_label, arguments, mutable, *texts)
 
     def resolve_again(self, operator: profiler.TorchOpFields) -> Signature:
         """The signature when some tensors have no identity: these then count as no tensor."""
