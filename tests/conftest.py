@@ -8,9 +8,18 @@ from hypothesis import HealthCheck, settings
 
 from tests.chromium import launched
 
-# A machine that is busy with something else fails no test.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("unhurried")
+# A machine that is busy with something else fails no test, and a commit always tries the same
+# examples; others are looked for at night.
+settings.register_profile(
+    "steady", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+settings.register_profile("searching", settings.get_profile("steady"), derandomize=False)
+settings.load_profile("steady")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("nightly", default=False):
+        settings.load_profile("searching")
 
 
 @pytest.fixture(scope="module")

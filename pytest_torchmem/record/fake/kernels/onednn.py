@@ -213,15 +213,20 @@ def _bounds_of_unfolding(args: Arguments, output: torch.Tensor) -> Bounds | None
     columns = _columns(args, output, kind, all_images=kind in (_FLAT, _SOLID, "SlowTranspose2d"))
     if kind == _SOLID:
         return _with_copies(columns * groups, x)
+    larger = 0
+    if kind == "SlowTranspose3d":
+        # Its result begins as large as what it is made of, and is made anew where it is larger.
+        larger = max(0, nbytes(x) - nbytes(output))
+        if args[2] is not None:
+            # Ones, which a product adds the bias with.
+            columns += nbytes(output) // math.prod(map(int, output.shape[:2]))
+        if nbytes(x) < nbytes(output):
+            columns = max(columns, nbytes(x) // groups)
     if groups == 1:
-        # Over a kernel of one point with steps between them, the input may be laid out anew.
-        anew = nbytes(x) if kind in _TRANSPOSED and set(args[1].shape[2:]) == {1} else 0
         least, most = _with_copies(columns, x)
-        return (0, most + anew) if anew else (least, most)
+        return least, most + larger
     # Each group has a result of its own; at the end they are put together.
-    least, most = _with_copies(max(nbytes(output), columns + _of_a_group(x, groups)), x)
-    # Of some images there are two columns at once.
-    return least, most + columns * (kind == "SlowTranspose3d")
+    return _with_copies(larger + max(nbytes(output), columns + _of_a_group(x, groups)), x)
 
 
 def _bounds_of_unfolding_backward(args: Arguments) -> Bounds | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
@@ -554,6 +554,9 @@ def test_reflections_take_a_block_of_columns_at_most(shape):
     assert bounds.bytes_ <= measured(func, *args) <= bounds.at_most_bytes
 
 
+# In three dimensions a result begins as large as what it is made of, and a bias needs ones.
+@example((6, 5, 7), torch.float64, (1, 4, 2), 1, (1, 0, 1), True, 2, "rows", True)
+@example((6, 5, 7), torch.float64, (1, 4, 2), 1, (2, 0, 1), True, 1, "rows", False)
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from([(20,), (9, 12), (6, 5, 7)]),
@@ -564,9 +567,10 @@ def test_reflections_take_a_block_of_columns_at_most(shape):
     st.booleans(),
     st.sampled_from([1, 1, 2, 3]),
     st.sampled_from(["rows", "transposed", "expanded gradient"]),
+    st.booleans(),
 )
 def test_a_convolution_that_onednn_does_not_take_unfolds_its_input(
-    places, dtype, sizes, kernel, steps, transposed, groups, form
+    places, dtype, sizes, kernel, steps, transposed, groups, form, biased
 ):
     images, inner, outer = sizes
     stride, padding, dilation = ([step] * len(places) for step in steps)
@@ -575,10 +579,11 @@ def test_a_convolution_that_onednn_does_not_take_unfolds_its_input(
     channels = (inner * groups, outer) if transposed else (outer * groups, inner)
     weight = floats(*channels, *[kernel] * len(places), dtype=dtype)
     padding = padding if kernel > 1 else [0] * len(places)
+    bias = floats(outer * groups, dtype=dtype) if biased else None
     how = (stride, padding, dilation, transposed, [0] * len(places), groups)
-    if "Slow" not in convolution_kind((x, weight, None, *how)):
+    if "Slow" not in convolution_kind((x, weight, bias, *how)):
         return
-    call = call_of(aten.convolution.default, x, weight, None, *how)
+    call = call_of(aten.convolution.default, x, weight, bias, *how)
     taken, rule = measured(call.func, *call.args), scratch_of(call, on_cpu=True)
     assert rule.bytes_ - SCALARS <= taken <= rule.at_most_bytes + SCALARS
     grad = torch.randn_like(call.outputs[0])
