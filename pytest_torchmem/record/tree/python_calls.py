@@ -9,7 +9,7 @@ import sysconfig
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from pytest_torchmem.record.tree.event_tree import EventTree, WorthKeeping, are_calls, line_of
 from pytest_torchmem.record.tree.growing_tables import LateLines, StringTable
-from pytest_torchmem.record.tree.source_lines import operator_lines
+from pytest_torchmem.record.tree.source_lines import FunctionLines, functions_of, operator_lines
 from pytest_torchmem.values.trace import EventKind
 
 
@@ -237,12 +237,12 @@ class PythonCalls:
         ``texts`` are the event names of the gaps' functions, ``names`` those of all operators in
         the gaps' order.
         """
-        names_left = iter(names)
+        names_left, sources = iter(names), cache(functions_of)
         for gap, text in zip(gaps, texts, strict=True):
             count = sum(len(part.rows) for part in gap.earlier) + len(gap.operators)
             function, run = self._function(text), list(islice(names_left, count))
-            around = gap.after, gap.before
-            lines = iter(operator_lines(function.path, function.first_line, run, *around))
+            source = sources(function.path).get(function.first_line, FunctionLines())
+            lines = iter(operator_lines(source, run, gap.after, gap.before))
             for part in gap.earlier:
                 late = np.fromiter(lines, np.int32, len(part.rows))
                 part.late_lines.append((part.rows, late))

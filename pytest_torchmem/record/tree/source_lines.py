@@ -53,7 +53,7 @@ class OperatorLine:
 
 
 @dataclass(frozen=True, slots=True)
-class _FunctionLines:
+class FunctionLines:
     """A function's Python operators in the order of its source, and the lines of its loops."""
 
     operators: tuple[OperatorLine, ...] = ()
@@ -61,15 +61,13 @@ class _FunctionLines:
 
 
 def operator_lines(
-    file: str, first_line: int, operators: Sequence[str], after: int, before: int
+    function: FunctionLines, operators: Sequence[str], after: int, before: int
 ) -> list[int]:
     """Lines of ``operators`` (``aten::add``, in the order they ran) within one function.
 
-    ``file`` and ``first_line`` name the function; ``after`` and ``before`` are the lines of the
-    calls around, 0 where there is none. An operator that the source does not explain gets the
-    line of the call before it.
+    ``after`` and ``before`` are the lines of the calls around, 0 where there is none. An operator
+    that the source does not explain gets the line of the call before it.
     """
-    function = _functions_of(file, _modified_ns(file)).get(first_line, _FunctionLines())
     ahead = _between(function, after, before)
     lines = []
     line = after
@@ -97,7 +95,7 @@ def _run(candidates: Sequence[OperatorLine], names: Sequence[set[str]], number: 
     return places
 
 
-def _turns(function: _FunctionLines, line: int, before: int) -> Iterator[list[OperatorLine]]:
+def _turns(function: FunctionLines, line: int, before: int) -> Iterator[list[OperatorLine]]:
     """The operators from the head of each loop around a line, the innermost first."""
     last = before or max((c.line for c in function.operators), default=0)
     for begin, end in sorted(function.loops, reverse=True):
@@ -105,7 +103,7 @@ def _turns(function: _FunctionLines, line: int, before: int) -> Iterator[list[Op
             yield [c for c in function.operators if begin <= c.line <= max(end, last)]
 
 
-def _between(function: _FunctionLines, after: int, before: int) -> list[OperatorLine]:
+def _between(function: FunctionLines, after: int, before: int) -> list[OperatorLine]:
     """The operators that can run between two calls, in the order they would.
 
     Where both calls stand in one loop, it may have turned between them: then the rest of the loop
@@ -121,34 +119,38 @@ def _between(function: _FunctionLines, after: int, before: int) -> list[Operator
     return straight + rest + [c for c in known if begin <= c.line <= before]
 
 
-def _modified_ns(path: str) -> int:
+def functions_of(path: str) -> dict[int, FunctionLines]:
+    """Return the functions of a source, as it is now, by the line that their code begins on."""
+    if path.startswith("<"):
+        # Code that was generated and never written to a file is known to linecache.
+        return _parsed(path, "".join(linecache.getlines(path)))
     try:
-        return Path(path).stat().st_mtime_ns
+        return _parsed(path, Path(path).stat().st_mtime_ns)
     except OSError:
-        return 0
+        return {}
 
 
 @lru_cache(maxsize=64)
-def _functions_of(path: str, modified_ns: int) -> dict[int, _FunctionLines]:
-    """The functions of a source file, by the line that their code objects begin on."""
+def _parsed(path: str, version: str | int) -> dict[int, FunctionLines]:
+    """Parse a source; ``version`` is its text, or the time at which its file was written last."""
     try:
-        tree = ast.parse(_source_of(path))
+        tree = ast.parse(version if isinstance(version, str) else Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):
-        # Generated or moved since; the lines of the calls around have to do.
+        # Moved since, or no Python; the lines of the calls around have to do.
         return {}
-    functions: dict[int, _FunctionLines] = {}
+    functions: dict[int, FunctionLines] = {}
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            functions[first] = _FunctionLines(
+            functions[first] = FunctionLines(
                 tuple(o for child in node.body for o in _operators(child)), tuple(_loops(node))
             )
         elif isinstance(node, (ast.Lambda, *_COMPREHENSIONS)):
             # Several may begin on one line, and Python names them by it alone.
-            known = functions.get(node.lineno, _FunctionLines())
+            known = functions.get(node.lineno, FunctionLines())
             parts = [node.body] if isinstance(node, ast.Lambda) else ast.iter_child_nodes(node)
             operators = (o for part in parts for o in _operators(part))
-            functions[node.lineno] = _FunctionLines(
+            functions[node.lineno] = FunctionLines(
                 (*known.operators, *operators), (*known.loops, *_loops(node))
             )
     return functions
@@ -158,11 +160,6 @@ def _loops(function: ast.AST) -> Iterator[tuple[int, int]]:
     for node in ast.walk(function):
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While, *_COMPREHENSIONS)):
             yield node.lineno, node.end_lineno or node.lineno
-
-
-def _source_of(path: str) -> str | bytes:
-    # Code that was generated and never written to a file is known to linecache.
-    return "".join(linecache.getlines(path)) if path.startswith("<") else Path(path).read_bytes()
 
 
 def _operators(node: ast.AST) -> Iterator[OperatorLine]:
