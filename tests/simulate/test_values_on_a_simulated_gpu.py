@@ -775,13 +775,25 @@ OUT_OF_BOUNDS = {
     "gather": lambda index: torch.ones(3, device=CUDA).gather(0, index),
     "cross_entropy": lambda index: functional.cross_entropy(torch.zeros(1, 3, device=CUDA), index),
     "scatter_add_": lambda index: torch.zeros(3, device=CUDA).scatter_add_(0, index, index + 1.0),
+    "take": lambda index: torch.ones(3, device=CUDA).take(index),
+    "embedding_bag": lambda index: functional.embedding_bag(
+        index, torch.ones(3, 2, device=CUDA), torch.tensor([0], device=CUDA)
+    ),
+    "max_unpool1d": lambda index: functional.max_unpool1d(
+        torch.ones(1, 1, 1, device=CUDA), index.view(1, 1, 1), 3
+    ),
+    "binary_cross_entropy": lambda index: functional.binary_cross_entropy(
+        index / 2.0, torch.ones(1, device=CUDA)
+    ),
 }
 
 
 @pytest.mark.parametrize("use", OUT_OF_BOUNDS.values(), ids=list(OUT_OF_BOUNDS))
 def test_an_index_out_of_bounds_fails_at_its_line(use):
     use(torch.tensor([2], device=CUDA))
-    with pytest.raises(RuntimeError, match=r"device-side assert triggered\n.*out of"):
+    with pytest.raises(
+        RuntimeError, match=r"device-side assert triggered\n.*(out of|max index|0 and 1)"
+    ):
         use(torch.tensor([3], device=CUDA))
 
 
@@ -794,9 +806,23 @@ OUT_OF_BOUNDS_OF_UNKNOWN = {
     "cross_entropy": lambda index, size: functional.cross_entropy(
         torch.randn(size, 3, device=CUDA), index.repeat(size)
     ),
+    "multi_margin_loss": lambda index, size: functional.multi_margin_loss(
+        torch.randn(size, 3, device=CUDA), index.repeat(size)
+    ),
+    "take": lambda index, size: torch.randn(8 * size, device=CUDA).take(index + 8 * size - 3),
+    "put_": lambda index, size: torch.randn(8 * size, device=CUDA).put_(
+        index + 8 * size - 3, index / 1.0
+    ),
+    "index_reduce": lambda index, size: torch.randn(3, size, device=CUDA).index_reduce(
+        0, index, torch.randn(1, size, device=CUDA), "amax"
+    ),
+    "embedding_bag": lambda index, size: functional.embedding_bag(
+        index, torch.randn(3, size, device=CUDA), torch.tensor([0], device=CUDA)
+    ),
 }
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce.. is in beta")
 @pytest.mark.parametrize("size", [4, 2**18], ids=["computed", "too large"])
 @pytest.mark.parametrize(
     "use", OUT_OF_BOUNDS_OF_UNKNOWN.values(), ids=list(OUT_OF_BOUNDS_OF_UNKNOWN)
@@ -811,6 +837,14 @@ def test_an_index_out_of_bounds_fails_whatever_is_known_of_the_values(use, size)
 def test_a_label_that_is_left_out_is_not_out_of_bounds():
     logits = torch.randn(2**18, 3, device=CUDA)
     functional.cross_entropy(logits, torch.full((2**18,), -100, device=CUDA))
+
+
+@pytest.mark.parametrize("size", [4, 2**20], ids=["computed", "too large"])
+def test_an_element_may_be_counted_from_the_end(size):
+    values = torch.randn(size, device=CUDA)
+    values.take(torch.tensor([-1, -size], device=CUDA))
+    with pytest.raises(RuntimeError, match=r"device-side assert triggered\n"):
+        values.take(torch.tensor([-size - 1], device=CUDA))
 
 
 def test_a_check_on_the_device_fails_where_its_values_are_known():

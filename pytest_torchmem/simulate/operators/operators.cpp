@@ -149,8 +149,10 @@ class HostGeneratorKept {
 // --- a call -------------------------------------------------------------------------------------------
 
 bool says_out_of_bounds(const std::string& error) {
-  return error.find("out of bounds") != std::string::npos ||
-         error.find("out of range") != std::string::npos;
+  for (const char* words : {"out of bounds", "out of range", "invalid max index", "between 0 and 1"}) {
+    if (error.find(words) != std::string::npos) return true;
+  }
+  return false;
 }
 
 class Call {

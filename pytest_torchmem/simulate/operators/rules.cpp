@@ -35,6 +35,15 @@ const Names kHeavy = {
 // They are named like heavy ones.
 const Names kLight = {"linalg_vector_norm", "linalg_cross", "linalg_diagonal"};
 
+const std::pair<Indexed, Names> kIndexed[] = {
+    {Indexed::kAxis,
+     {"index_select", "gather", "scatter*", "index_add*", "index_copy*", "index_fill*", "index_reduce*"}},
+    {Indexed::kEachAxis, {"index", "_index_put_impl_"}},
+    {Indexed::kClass, {"nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss"}},
+    {Indexed::kRow, {"_embedding_bag", "_embedding_bag_forward_only"}},
+    {Indexed::kElement, {"take", "put_"}},
+};
+
 const Names kHostReads = {
     "nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive",
     "equal", "mode",
@@ -193,18 +202,30 @@ bool all_equal(const char* start, int64_t count, int64_t step, size_t element) {
 }
 
 // "" unless an index is exact, and out of the bounds of an axis.
-std::string out_of_bounds(const at::Tensor& given, const at::Tensor& values, int64_t axis,
-                          bool from_end, std::optional<int64_t> ignored = std::nullopt) {
+std::string out_of_bounds(const at::Tensor& given, int64_t size, int64_t axis, bool from_end,
+                          std::optional<int64_t> ignored = std::nullopt) {
   if (!is_on_gpu(given) || !at::isIntegralType(given.scalar_type(), false) || !is_exact(given)) return "";
-  if (bytes_of(given) > 4 * kMiB || axis >= std::max<int64_t>(values.dim(), 1)) return "";
+  if (bytes_of(given) > 4 * kMiB) return "";
   at::Tensor index = on_host(given);
   if (ignored) index = index.masked_select(index != *ignored);
   if (!index.numel()) return "";
-  const int64_t size = values.dim() ? values.size(axis) : 1;
   const int64_t least = index.min().item().toLong(), most = index.max().item().toLong();
   if (most < size && least >= (from_end ? -size : 0)) return "";
   return "index " + std::to_string(most < size ? least : most) + " is out of bounds for dimension " +
          std::to_string(axis) + " with size " + std::to_string(size);
+}
+
+std::string any_out_of_bounds(const c10::IValue& indices, const at::Tensor& values) {
+  int64_t axis = 0;
+  for (const std::optional<at::Tensor>& each : indices.toOptionalTensorVector()) {
+    if (each && each->defined()) {
+      if (!at::isIntegralType(each->scalar_type(), false)) return "";  // a mask, of many axes
+      const std::string said = out_of_bounds(*each, values.size(axis), axis, true);
+      if (!said.empty()) return said;
+    }
+    ++axis;
+  }
+  return "";
 }
 
 }  // namespace
@@ -257,27 +278,20 @@ void Rule::find_no_infinity(const Arguments& arguments, const Arguments& returne
 }
 
 std::string Rule::index_out_of_bounds(const Arguments& given) const {
-  if (!index_argument) return "";
+  if (indexed == Indexed::kNothing) return "";
   const at::Tensor& values = given[0].toTensor();
-  const c10::IValue& index = given[index_argument];
-  if (index.isTensor() && index_argument == 1) {  // of classes, one of which does not count
-    return out_of_bounds(index.toTensor(), values, values.dim() > 1, false, given[4].toInt());
-  }
-  if (index.isTensor() && given[1].isInt()) {
-    const int64_t axis = given[1].toInt();
-    return out_of_bounds(index.toTensor(), values, axis < 0 ? axis + values.dim() : axis, false);
-  }
-  if (!index.isOptionalTensorList()) return "";
+  if (indexed == Indexed::kEachAxis) return any_out_of_bounds(given[1], values);
+  if (indexed == Indexed::kElement) return out_of_bounds(given[1].toTensor(), values.numel(), 0, true);
   int64_t axis = 0;
-  for (const std::optional<at::Tensor>& each : index.toOptionalTensorVector()) {
-    if (each && each->defined()) {
-      if (!at::isIntegralType(each->scalar_type(), false)) return "";  // a mask, of many axes
-      const std::string said = out_of_bounds(*each, values, axis, true);
-      if (!said.empty()) return said;
-    }
-    ++axis;
+  std::optional<int64_t> ignored;
+  if (indexed == Indexed::kAxis) axis = given[1].toInt();
+  if (indexed == Indexed::kClass) {
+    axis = values.dim() > 1;
+    if (given[4].isInt()) ignored = given[4].toInt();
   }
-  return "";
+  if (axis < 0) axis += values.dim();
+  const at::Tensor& index = given[indexed == Indexed::kAxis ? 2 : 1].toTensor();
+  return out_of_bounds(index, values.dim() ? values.size(axis) : 1, axis, false, ignored);
 }
 
 Rule rule_of(const std::string& name) {
@@ -302,11 +316,8 @@ Rule rule_of(const std::string& name) {
     rule.written = {3, 4};
   }
   if (is_one_of(name, {"batch_norm_update_stats"})) rule.written = {1, 2};
-  if (is_one_of(name, {"index", "_index_put_impl_", "nll_loss_forward", "nll_loss2d_forward"})) {
-    rule.index_argument = 1;
-  }
-  if (is_one_of(name, {"index_select", "gather", "scatter*", "index_add*", "index_copy*", "index_fill*"})) {
-    rule.index_argument = 2;
+  for (const auto& [how, names] : kIndexed) {
+    if (is_one_of(name, names)) rule.indexed = how;
   }
   for (const Composed& other : kComposed) {
     if (!is_one_of(name, {other.name})) continue;

@@ -14,6 +14,10 @@ namespace simulated {
 
 using Arguments = torch::jit::Stack;
 
+// How an argument says where to take or leave values: along the axis that is told before it, along
+// each axis in turn, as a class of each row, as a row, or as an element of all.
+enum class Indexed { kNothing, kAxis, kEachAxis, kClass, kRow, kElement };
+
 struct Rule {
   bool heavy = false;             // takes more time than it has bytes
   bool host_reads = false;        // its kernel's host part reads a number: a length, or equality
@@ -37,7 +41,7 @@ struct Rule {
   // Computes what no single operator of the CPU does; raises where it does not take the arguments.
   Arguments (*compute)(const Arguments& arguments) = nullptr;
   size_t axis_argument = 0;       // where it is told along which axis to choose; 0 if it does not
-  size_t index_argument = 0;      // which one says where to take or leave values; 0 if none does
+  Indexed indexed = Indexed::kNothing;
 
   // How many bytes a tensor may have for the operator to be computed.
   size_t most_bytes(at::ScalarType type) const;
