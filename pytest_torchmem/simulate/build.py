@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -9,7 +10,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from pytest_torchmem.values.errors import SimulationError
 
 SOURCES: Final = Path(__file__).with_name("runtime")
 SOURCES_OF_OPERATORS: Final = Path(__file__).with_name("operators")
+UNFINISHED: Final = ".building"
 LIBRARY: Final = "libsimulated_cuda.so"
 # The runtime looks for it beside itself.
 LIBRARY_OF_OPERATORS: Final = "libsimulated_operators.so"
@@ -44,18 +45,17 @@ def build(torch_libraries: Path, headers: Sequence[Path], macros: Iterable[str],
     whole or not at all. Raises `SimulationError` without a compiler, or with what it says.
     """
     compiler = find_compiler()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
-        made = Path(folder) / out.name
+    with _unfinished(out) as folder:
+        made = folder / out.name
         made.mkdir()
         libraries = _read(torch_libraries)
         # The functions of the driver that a library finds by name when it runs.
         text = (torch_libraries / "libc10_cuda.so").read_bytes()
         looked_up = re.findall(rb"\0((?:cu[A-Z]|nvml[A-Z])\w+)(?=\0)", text)
         defined = [f"-D{macro}" for macro in macros]
-        objects = _compiled([*compiler, "-std=c++17", *defined], SOURCES, headers, Path(folder))
+        objects = _compiled([*compiler, "-std=c++17", *defined], SOURCES, headers, folder)
         _link(compiler, objects, _asked_for(libraries), {n.decode() for n in looked_up}, made)
-        _add_operators(torch_libraries, Path(folder) / "operators", made)
+        _add_operators(torch_libraries, folder / "operators", made)
         _publish(made, libraries, out)
 
 
@@ -70,12 +70,23 @@ def take_built(built: Path, torch_libraries: Path, out: Path) -> bool:
     asked = {name for names in _asked_for(libraries).values() for name in names}
     if not asked <= set(ElfFile(built / LIBRARY).functions()):
         return False
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
-        made = Path(folder) / out.name
+    with _unfinished(out) as folder:
+        made = folder / out.name
         shutil.copytree(built, made)
         _publish(made, libraries, out)
     return True
+
+
+@contextlib.contextmanager
+def _unfinished(out: Path) -> Iterator[Path]:
+    """Make a folder beside ``out`` for what is not ready; no other process makes ``out`` now."""
+    folder = out.with_name(out.name + UNFINISHED)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read(torch_libraries: Path) -> list[ElfFile]:

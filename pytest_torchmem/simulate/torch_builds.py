@@ -19,7 +19,14 @@ from typing import Final
 
 from packaging.requirements import Requirement
 
-from pytest_torchmem.simulate.build import LIBRARY, SOURCES, SOURCES_OF_OPERATORS, build, take_built
+from pytest_torchmem.simulate.build import (
+    LIBRARY,
+    SOURCES,
+    SOURCES_OF_OPERATORS,
+    UNFINISHED,
+    build,
+    take_built,
+)
 from pytest_torchmem.values.errors import SimulationError
 
 CHECKED: Final = ("2.6", "2.11", "2.13", "2.15")
@@ -273,12 +280,22 @@ def _with_runtime(
         from filelock import FileLock  # only a build needs it
 
         runtime.parent.mkdir(parents=True, exist_ok=True)
+        _remove_unfinished(runtime.parent)
         with FileLock(f"{runtime}.lock"):  # one process builds, and those beside it wait
             if not (runtime / LIBRARY).exists() and not take_built(
                 SHIPPED / name, libraries, runtime
             ):
                 build(libraries, _headers(cuda), macros, runtime)
     return TorchBuild(version, cuda, site, runtime, _cudnn(distribution))
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what builds have left that were killed: their locks are held no more."""
+    from filelock import FileLock, Timeout
+
+    for left in folder.glob(f"*{UNFINISHED}"):
+        with contextlib.suppress(Timeout), FileLock(left.with_suffix(".lock"), timeout=0):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def shipped_folder(built: TorchBuild) -> Path:
@@ -302,7 +319,7 @@ def _versions_of_libraries(distribution: metadata.Distribution | None) -> list[s
 def _headers(cuda: str) -> list[Path]:
     """Return the folders of the CUDA runtime's headers, fetched (6 MB) where they are missing."""
     folder = cache_folder() / f"headers-{cuda}"
-    if not folder.exists():
+    if not any(folder.rglob("cuda_runtime_api.h")):  # a fetch that was killed leaves a folder
         names = _HEADERS.get(cuda.split(".")[0])
         if names is None:
             raise SimulationError(f"CUDA {cuda} is not known yet; known are 12 and 13")

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
@@ -176,6 +177,79 @@ def test_processes_that_start_together_build_the_runtime_once(cpu_torch, monkeyp
         arguments = ("2.13.0", "13.0", cpu_torch.parent, None)
         started = [threads.submit(torch_builds._with_runtime, *arguments) for _ in range(2)]
     assert [future.result().runtime for future in started] == 2 * built
+
+
+KILLED = """
+import os, sys, time
+from pathlib import Path
+from pytest_torchmem.simulate import build, torch_builds
+
+def compile_without_end(compiler, sources, headers, folder):
+    (folder / "memory.o").touch()
+    print("compiling", flush=True)
+    time.sleep(600)
+
+build._compiled = compile_without_end
+torch_builds._headers = lambda cuda: []
+print("begins", flush=True)
+torch_builds._with_runtime("2.13.0", sys.argv[1], Path(sys.argv[2]), None)
+"""
+
+
+def test_the_next_build_removes_what_killed_ones_left_and_no_others(
+    torch_asks_for, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    site = torch_asks_for("cudaMalloc").parent
+    (site / "torch").symlink_to(site)
+
+    def build_of(cuda):
+        command = [sys.executable, "-c", KILLED, cuda, str(site)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert said_by(process) == "begins\n"
+        return process
+
+    def said_by(process):
+        assert process.stdout
+        return process.stdout.readline()
+
+    def unfinished():
+        return {path.name for path in torch_builds.cache_folder().glob(f"*{build.UNFINISHED}")}
+
+    killed = build_of("12.4")
+    assert said_by(killed) == "compiling\n"
+    (left,) = unfinished()
+    going_on = build_of("13.0")
+    assert said_by(going_on) == "compiling\n"
+    (spared,) = unfinished() - {left}
+    killed.kill()
+    killed.wait()
+    next_one = build_of("13.2")
+    assert said_by(next_one) == "compiling\n"
+    assert left not in unfinished()
+    assert spared in unfinished()
+    waits = build_of("13.2")
+    time.sleep(0.2)  # until it waits for the one that builds the same
+    for begun in (next_one, going_on):
+        begun.kill()
+        begun.wait()
+    assert said_by(waits) == "compiling\n"
+    waits.kill()
+    waits.wait()
+
+
+def test_headers_whose_fetch_was_killed_are_fetched_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fetched = []
+    monkeypatch.setattr(torch_builds, "_pip", lambda *given: fetched.append(given))
+    folder = torch_builds.cache_folder() / "headers-13.0"
+    folder.mkdir(parents=True)
+    torch_builds._headers("13.0")
+    assert len(fetched) == 1
+    (folder / "include").mkdir()
+    (folder / "include" / "cuda_runtime_api.h").touch()
+    assert torch_builds._headers("13.0") == [folder / "include"]
+    assert len(fetched) == 1
 
 
 def test_no_compiler_is_told(monkeypatch):

@@ -780,7 +780,7 @@ OUT_OF_BOUNDS = {
         index, torch.ones(3, 2, device=CUDA), torch.tensor([0], device=CUDA)
     ),
     "max_unpool1d": lambda index: functional.max_unpool1d(
-        torch.ones(1, 1, 1, device=CUDA), index.view(1, 1, 1), 3
+        torch.ones(1, 1, 1, device=CUDA), index.view(1, 1, 1), (3,)
     ),
     "binary_cross_entropy": lambda index: functional.binary_cross_entropy(
         index / 2.0, torch.ones(1, device=CUDA)
