@@ -18,6 +18,7 @@ import torch
 from pytest_torchmem.contexts import ORIGINALS, Around, numpy_in_place, pause_gc, resume_gc
 from pytest_torchmem.record.collector_count import KeptCount
 from pytest_torchmem.record.compiled.compiled_graphs import CompiledSources
+from pytest_torchmem.record.deferred_signals import DeferredSignals
 from pytest_torchmem.record.devices import (
     AllocatorHistory,
     CounterReader,
@@ -140,6 +141,14 @@ class Recorder:
                 "another torch profiler session is active around the test body, and only one can "
                 "be; measure outside it"
             )
+        try:
+            with DeferredSignals():
+                self._start()
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _start(self) -> None:
         begin_ns = perf_counter_ns()
         ORIGINALS.note()
         _listen_to_the_process()
@@ -147,21 +156,17 @@ class Recorder:
         settle_collector(collect=holds_memory(self._device))
         with _collector_as_after_a_collection():
             settle(self._device)
-            try:
-                self._count.install(self._patches)
-                self._install()
-                self._watch.scan(self._clock_mark(MarkKind.START))
-                self._learn_graphs()
-                self._counters.start()
-                self._history.start()
-                self._points.begin()
-                self._own_ns += perf_counter_ns() - begin_ns
-                self._resume()
-            except BaseException:
-                self._restore()
-                raise
-            atexit.register(self._cancel_at_exit)
-            Recorder.now = self
+            self._count.install(self._patches)
+            self._install()
+            self._watch.scan(self._clock_mark(MarkKind.START))
+            self._learn_graphs()
+            self._counters.start()
+            self._history.start()
+            self._points.begin()
+            self._own_ns += perf_counter_ns() - begin_ns
+            self._resume()
+        atexit.register(self._cancel_at_exit)
+        Recorder.now = self
 
     def _follow(self) -> None:
         self._watch.install(self._following)
@@ -238,15 +243,21 @@ class Recorder:
         Raises `RecordingError` where the recording cannot be interrupted.
         """
         self._ranges.require_none_open()
-        self._pause()
-        try:
-            return self._assemble()
-        finally:
-            self._resume()
+        with DeferredSignals():
+            self._pause()
+            try:
+                return self._assemble()
+            finally:
+                self._resume()
 
     @untraced
     def stop(self) -> Trace:
         """End the recording, restore everything, and return all that was recorded."""
+        with DeferredSignals():
+            self._stop()
+        return self._assemble(last=True)
+
+    def _stop(self) -> None:
         session = self._profiler
         try:
             # Until the session ends all calls are ours: half of what a small test calls.
@@ -275,7 +286,6 @@ class Recorder:
             raise
         finally:
             self._restore()
-        return self._assemble(last=True)
 
     def paused(self) -> Around[None]:
         """Leave what happens in the block out of the recording.
@@ -287,12 +297,19 @@ class Recorder:
             self._ranges.require_none_open()
             self._hooks.remove()
             self._following.remove()
-            self._pause()
+            try:
+                self._interrupt()
+            except BaseException:
+                follow()
+                raise
 
-        def end(_: None) -> None:
+        def follow() -> None:
             self._follow()
             self._hooks_in()
-            self._resume()
+
+        def end(_: None) -> None:
+            follow()
+            self._go_on()
 
         return Around(begin, end)
 
@@ -302,10 +319,24 @@ class Recorder:
         def begin() -> bool:
             can_be = self._profiler is not None and self._ranges.none_open(but)
             if can_be:
-                self._pause()
+                self._interrupt()
             return can_be
 
-        return Around(begin, lambda paused: self._resume() if paused else None)
+        return Around(begin, lambda paused: self._go_on() if paused else None)
+
+    def _interrupt(self) -> None:
+        """End the session until `_go_on`; if a signal's handler raises, go on at once."""
+        try:
+            with DeferredSignals():
+                self._pause()
+        except BaseException as error:
+            if not isinstance(error, RecordingError):
+                self._go_on()
+            raise
+
+    def _go_on(self) -> None:
+        with DeferredSignals():
+            self._resume()
 
     def cancel(self) -> None:
         """End the recording and restore everything, without looking at what was recorded."""
@@ -387,7 +418,7 @@ class Recorder:
         if not self._let_go_once or long or self._may_keep():
             self._let_go_once = True
             # What a collection frees between two sessions nobody would see.
-            with self._count.kept():
+            with self._count.kept(), DeferredSignals():
                 ended = self._pause()
                 self._resume()
                 del ended
@@ -403,7 +434,7 @@ class Recorder:
         # At the end nothing is to be cut any more.
         if session is None or not session.is_undisturbed() or self._tracing.is_suspended:
             return
-        with self._count.kept():
+        with self._count.kept(), DeferredSignals():
             # A call that comes late may come in the next session.
             too_early = thread_time() - self._session_began_s < self._cut_after_s
             if too_early or not self._can_be_cut(session):

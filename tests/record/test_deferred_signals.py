@@ -1,0 +1,208 @@
+"""A signal that comes while a session begins or ends is handled after that, as the program says."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
+from pytest_torchmem.record import recorder
+from pytest_torchmem.record.deferred_signals import DeferredSignals
+from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.recorder import Recorder
+from pytest_torchmem.record.torch_api import profiler
+from tests.measured import measured
+
+
+class TooLateError(Exception):
+    """Raised by a handler, as the limit of a test's time is."""
+
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(signal, "SIGUSR1"), reason="a process of Windows has no signals of its own"
+)
+
+
+@pytest.fixture
+def seen() -> Iterator[list[str]]:
+    """Of each signal, the function that its handler was told of; the handler raises."""
+    functions: list[str] = []
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        functions.append("" if frame is None else frame.f_code.co_name)
+        raise TooLateError
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    yield functions
+    assert signal.getsignal(signal.SIGUSR1) is ring
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.fixture
+def rings(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
+    """Have the n-th call of a method of the profiler's end with a signal, counted from now on."""
+
+    def prepare(name: str, at: int) -> None:
+        method, count = getattr(profiler.Profiler, name), 0
+
+        def counted(self: profiler.Profiler) -> object:
+            nonlocal count
+            count += 1
+            result = method(self)
+            if count == at:
+                signal.raise_signal(signal.SIGUSR1)
+            return result
+
+        monkeypatch.setattr(profiler.Profiler, name, counted)
+
+    return prepare
+
+
+def nothing_is_left() -> bool:
+    return (
+        not profiler.profiler_is_active()
+        and sys.getprofile() is None
+        and Recorder.now is None
+        and measured(lambda: torch.ones(1024)).peak.total == 4096
+    )
+
+
+def test_what_is_raised_at_the_beginning_leaves_nothing(seen, rings):
+    rings("start", 1)
+    with pytest.raises(TooLateError):
+        measured(lambda: None)
+    assert nothing_is_left()
+
+
+@pytest.mark.parametrize("which", ["start", "stop"])
+def test_what_is_raised_at_a_mark_leaves_the_recording_whole(seen, rings, which):
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    rings(which, 1)
+    kept = torch.ones(1024)
+
+    def within() -> None:
+        with measurement.region("half"):
+            pass
+
+    with pytest.raises(TooLateError):
+        within()
+    assert seen == ["within"]
+    kept = torch.cat([kept, kept])
+    assert measurement.stop().peak.total == 3 * 4096
+    assert nothing_is_left()
+
+
+@pytest.mark.parametrize("which", ["start", "stop"])
+def test_what_is_raised_in_a_cut_leaves_the_recording_whole(seen, rings, which, monkeypatch):
+    if not profiler.KEEPS_COUNT or sys.platform != "linux" or sys.version_info < (3, 11):
+        pytest.skip("nothing is cut here")
+    monkeypatch.setattr(recorder, "_FIRST_CUT_S", 0.001)
+    monkeypatch.setattr(recorder, "_SOONEST_CUT_S", 0.001)
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    rings(which, 1)
+    kept = torch.ones(1024)
+
+    def loop() -> None:
+        for _ in range(2_000_000):
+            torch.neg(kept)
+
+    with pytest.raises(TooLateError):
+        loop()
+    assert seen == ["loop"]
+    kept = torch.cat([kept, kept])
+    assert measurement.stop().peak.total == 3 * 4096
+    assert nothing_is_left()
+
+
+@pytest.mark.parametrize("which", ["start", "stop"])
+def test_what_is_raised_beside_a_pause_leaves_the_recording_whole(seen, rings, which):
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    rings(which, 1)
+    kept = torch.ones(1024)
+    with pytest.raises(TooLateError), measurement.paused():
+        pass
+    norm = nn.BatchNorm1d(100)
+    kept = torch.ones(5000)
+    del norm
+    peak = measurement.stop().peak
+    assert peak.total == kept.nbytes + 1608 + 4096
+    assert (peak.by_category.parameter, peak.by_category.buffer) == (800, 808)
+    assert nothing_is_left()
+
+
+@pytest.mark.parametrize("which", ["start", "stop"])
+def test_what_is_raised_at_the_end_leaves_nothing(seen, rings, which):
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    kept = torch.ones(1024).to_sparse()
+    rings(which, 1)
+    with pytest.raises(TooLateError):
+        measurement.stop()
+    del kept
+    assert nothing_is_left()
+
+
+def test_what_is_raised_while_everything_is_restored_leaves_nothing(seen, monkeypatch):
+    replaced, remove = sys.unraisablehook, Installed.remove
+
+    def rung(self: Installed) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        remove(self)
+
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    assert sys.unraisablehook is not replaced
+    monkeypatch.setattr(Installed, "remove", rung)
+    with pytest.raises(TooLateError):
+        measurement.stop()
+    monkeypatch.undo()
+    assert sys.unraisablehook is replaced
+    assert nothing_is_left()
+
+
+def test_handlers_run_in_the_order_of_their_signals_though_one_raises(seen):
+    before = signal.signal(signal.SIGUSR2, lambda *_: seen.append("second"))
+    told_within = []
+
+    def ring_both() -> None:
+        with DeferredSignals(), DeferredSignals():
+            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGUSR2)
+            told_within.extend(seen)
+
+    with pytest.raises(TooLateError):
+        ring_both()
+    signal.signal(signal.SIGUSR2, before)
+    assert not told_within
+    assert seen == ["ring_both", "second"]
+
+
+def test_a_handler_that_the_block_sets_stays(seen):
+    ours = signal.getsignal(signal.SIGUSR1)
+    with DeferredSignals():
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    signal.signal(signal.SIGUSR1, ours)
+
+
+def test_a_module_that_is_moved_is_recorded_on(seen, rings, monkeypatch):
+    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    module = nn.Linear(32, 32)
+    rings("stop", 1)
+    # Torch hands it on in an error of its own.
+    with pytest.raises(RuntimeError, match="swap"):
+        module.double()
+    kept = torch.ones(1 << 16)
+    assert measurement.stop().peak.total >= kept.nbytes
+    assert nothing_is_left()
