@@ -60,6 +60,22 @@ def test_the_management_library_answers_as_for_an_idle_gpu():
     assert used == total - free
 
 
+def test_the_management_library_lists_this_process_with_its_memory():
+    (handle,) = from_nvml("nvmlDeviceGetHandleByIndex_v2", 0, kind=ctypes.c_void_p)
+    gpu, count = ctypes.c_void_p(handle), ctypes.c_uint(0)
+    held = torch.ones(1024, device=CUDA)
+    ask = ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGetComputeRunningProcesses_v3
+    entries = (ctypes.c_ulonglong * 6)()
+    assert ask(gpu, ctypes.byref(count), None) == 7  # no room for one
+    assert count.value == 1
+    count.value = 2
+    assert ask(gpu, ctypes.byref(count), entries) == 0
+    free, total = torch.cuda.mem_get_info(0)
+    assert list(entries[:2]) == [os.getpid(), total - free]
+    assert (count.value, entries[3:]) == (1, [0, 0, 0])
+    assert held.nbytes <= entries[1]
+
+
 @pytest.mark.parametrize(("visible", "count"), [("1,0", 2), ("1", 1), ("0,7,1", 1), ("", 0)])
 def test_a_program_may_hide_devices_from_itself(pytester, visible, count):
     code = f"""

@@ -3,6 +3,7 @@
 #include "shared.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -250,6 +251,19 @@ static int nvml_number(unsigned* out, unsigned number) {
   return 0;
 }
 
+// Lists this process, with what it has allocated, where the caller has room for it. From the second
+// version on an entry ends with the numbers of a part of the GPU: it is in none.
+static int this_process(void* handle, unsigned* count, void* out, size_t entry_bytes) {
+  constexpr int kTooSmall = 7;
+  const unsigned long long used = used_bytes_of_handle(handle);
+  const unsigned room = std::exchange(*count, used ? 1 : 0);
+  if (!*count) return 0;
+  if (!room || !out) return kTooSmall;
+  const unsigned long long written[3] = {static_cast<unsigned>(getpid()), used, ~0ull};
+  std::memcpy(out, written, entry_bytes);
+  return 0;
+}
+
 int nvmlInit(void) { return 0; }
 int nvmlInit_v2(void) { return 0; }
 int nvmlInitWithFlags(unsigned) { return 0; }
@@ -306,9 +320,15 @@ int nvmlSystemGetDriverVersion(char* out, unsigned length) {
   return 0;
 }
 int nvmlSystemGetCudaDriverVersion_v2(int* out) { return cudaDriverGetVersion(out); }
-int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) { return nvml_number(count, 0); }
-int nvmlDeviceGetComputeRunningProcesses_v2(void*, unsigned* count, void*) { return nvml_number(count, 0); }
-int nvmlDeviceGetComputeRunningProcesses_v3(void*, unsigned* count, void*) { return nvml_number(count, 0); }
+int nvmlDeviceGetComputeRunningProcesses(void* handle, unsigned* count, void* out) {
+  return this_process(handle, count, out, 16);
+}
+int nvmlDeviceGetComputeRunningProcesses_v2(void* handle, unsigned* count, void* out) {
+  return this_process(handle, count, out, 24);
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(void* handle, unsigned* count, void* out) {
+  return this_process(handle, count, out, 24);
+}
 
 // CUPTI says that it cannot record kernels; torch's profiler then goes on without them.
 int cuptiActivityRegisterCallbacks(void*, void*) { return 15; }
