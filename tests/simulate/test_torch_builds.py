@@ -180,14 +180,14 @@ def test_processes_that_start_together_build_the_runtime_once(cpu_torch, monkeyp
 
 
 KILLED = """
-import os, sys, time
+import sys
 from pathlib import Path
 from pytest_torchmem.simulate import build, torch_builds
 
 def compile_without_end(compiler, sources, headers, folder):
     (folder / "memory.o").touch()
     print("compiling", flush=True)
-    time.sleep(600)
+    sys.stdin.read()  # until it is killed, or the test has ended
 
 build._compiled = compile_without_end
 torch_builds._headers = lambda cuda: []
@@ -205,7 +205,9 @@ def test_the_next_build_removes_what_killed_ones_left_and_no_others(
 
     def build_of(cuda):
         command = [sys.executable, "-c", KILLED, cuda, str(site)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert said_by(process) == "begins\n"
         return process
 
