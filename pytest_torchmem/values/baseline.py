@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, TypeAlias
 
-from pytest_torchmem.values.contributors import CategoryBytes, Contributor
+from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.json_values import LATER, JsonFields
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart, format_change, format_share, format_size
@@ -152,6 +152,15 @@ class Numbers:
         peaks = ((category._value_, amount) for category, amount in self.peaks.items())
         return {TOTAL: self.total, **dict(peaks), "retained": self.retained}
 
+    def allowance(self, key: str, allowance: Allowance) -> Allowance:
+        """Return how far a number of a test like this may be from its baseline.
+
+        Libraries take as much for themselves in a small test as in a large one. So their workspaces
+        widen the allowance of no number but those that they are in.
+        """
+        own = key not in (TOTAL, Category.WORKSPACE._value_)
+        return allowance.at(self.total - own * min(self.peaks.workspace, self.total))
+
     def changes(self, after: Numbers) -> list[ChangedNumber]:
         """Return each number beside the one of a later entry."""
         later = after.by_key
@@ -208,9 +217,10 @@ def told_change(
 
     It is the total where that changed as the whole entry did, else what changed most so.
     """
-    allowance = allowance.at(before.total)
     numbers = before.changes(after)
-    changes = [allowance.compare(n.after_bytes, n.before_bytes) for n in numbers]
+    changes = [
+        before.allowance(n.key, allowance).compare(n.after_bytes, n.before_bytes) for n in numbers
+    ]
     change = overall(changes)
     if changes[0] is change:
         return change, numbers[0]

@@ -89,14 +89,14 @@ def judge_baseline(
     if result.peak.total == 0 and stored.total > 0:
         missing = _nothing_read(result, f"the baseline has {format_size(stored.total)}")
         return Verdict(result, (missing,), Change.NOT_COMPARED, stored.total)
-    allowance = allowance.at(stored.total)
     changes: set[Change] = set()
     findings: list[Finding] = []
     sides = _Sides(result, reference, code)
     told_as = f"the baseline{f' for {environment}' if environment else ''} of {{}}"
     numbers = [n for n in stored.changes(Numbers.measured(result)) if n.by_bytes]
     for number in numbers:
-        change = allowance.compare(number.after_bytes, number.before_bytes)
+        allowed = stored.allowance(number.key, allowance)
+        change = allowed.compare(number.after_bytes, number.before_bytes)
         changes.add(change)
         if change is Change.GROWN:
             finding = Finding(
@@ -105,7 +105,7 @@ def judge_baseline(
                 _exceeds(result, number.key, number.after_bytes, number.before_bytes, told_as),
                 number.by_bytes,
                 sides.growths(number.key, number.by_bytes),
-                allowed=allowance.text_for(number.before_bytes),
+                allowed=allowed.text_for(number.before_bytes),
             )
             findings.append(_with_cause(finding, result))
     change, ranked = overall(changes), rank(findings)
@@ -388,17 +388,18 @@ def _per_step(result: Result) -> tuple[Difference, ...]:
 
 def judge_spread(results: Sequence[Result], allowance: Allowance) -> tuple[Finding, ...]:
     """Return a finding where runs of one body differ by more than a comparison would allow."""
-    rows = [Numbers.measured(result).by_key for result in results]
-    allowance = allowance.at(min(row["total"] for row in rows))
+    runs = [Numbers.measured(result) for result in results]
+    least = min(runs, key=lambda numbers: numbers.total)
     spreads = []
-    for key in rows[0]:
-        values = [row[key] for row in rows]
-        excess_bytes = max(values) - min(values) - allowance.bytes_for(min(values))
+    for key in least.by_key:
+        values = [numbers.by_key[key] for numbers in runs]
+        allowed = least.allowance(key, allowance)
+        excess_bytes = max(values) - min(values) - allowed.bytes_for(min(values))
         if excess_bytes > 0:
-            spreads.append((excess_bytes, key, values))
+            spreads.append((excess_bytes, key, values, allowed))
     if not spreads:
         return ()
-    excess_bytes, key, values = max(spreads, key=lambda spread: spread[0])
+    excess_bytes, key, values, allowance = max(spreads, key=lambda spread: spread[0])
     shown = ", ".join(format_size(value) for value in values)
     numbers = (
         f"{words(key)} is not stable, so nothing is stored: {len(values)} runs had {shown}, "

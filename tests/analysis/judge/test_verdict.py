@@ -15,7 +15,14 @@ from pytest_torchmem.analysis.judge.verdict import (
     judge_spread,
     with_changes,
 )
-from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change, Reference
+from pytest_torchmem.values.baseline import (
+    Allowance,
+    BaselineEntry,
+    Change,
+    Numbers,
+    Reference,
+    told_change,
+)
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
@@ -25,7 +32,7 @@ from pytest_torchmem.values.contributors import (
 )
 from pytest_torchmem.values.findings import COUNTERS, LIMIT_KEYS, FindingKind
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
-from pytest_torchmem.values.units import GiB, MiB
+from pytest_torchmem.values.units import GiB, KiB, MiB
 
 ALLOWANCE = Allowance(tolerance=0.02, floor_bytes=MiB)
 
@@ -359,6 +366,20 @@ def test_what_is_retained_is_compared_too():
 )
 def test_a_change_is_what_exceeds_the_larger_of_tolerance_and_floor(size, change):
     assert against(measured(live(100 * MiB)), measured(live(size))).change is change
+
+
+def test_the_workspace_of_a_library_hides_no_growth_of_a_small_test():
+    share_of_peak = Allowance(tolerance=0.02, floor_bytes=MiB, floor_share=0.05)
+    workspace = live(32 * MiB, "workspace")
+    before = measured(workspace, live(200 * KiB))
+    grown = measured(workspace, live(300 * KiB))
+    assert against(before, grown, share_of_peak).findings[0].key == "activation"
+    (told,) = judge_spread([before, grown], share_of_peak)
+    assert "200.0 KiB, 300.0 KiB, a spread of 100.0 KiB (floor 10.0 KiB)" in told.numbers
+    change, number = told_change(Numbers.measured(before), Numbers.measured(grown), share_of_peak)
+    assert (change, number.key) == (Change.GROWN, "activation")
+    larger = measured(live(33 * MiB, "workspace"), live(200 * KiB))
+    assert against(before, larger, share_of_peak).change is Change.WITHIN
 
 
 def test_one_grown_category_outweighs_a_shrunk_one():
