@@ -156,4 +156,51 @@ BEAM_HISTORY: Final = Regression(
     (Blame("temporary", "aten::index_select", 3 * 512 * KIB),),
 )
 
-REGRESSIONS: Final = (KEPT_ERRORS, CAPTURED_LOG, WEAK_TO_STRONG, CHECKPOINT_KEPT, BEAM_HISTORY)
+CONTEXT_VARIABLE: Final = Regression(
+    "context_variable",
+    """
+      import contextvars
+
+      CURRENT = contextvars.ContextVar("current", default=None)
+
+      def run(x):
+    *     y = x.exp()
+          token = CURRENT.set(y)
+          found = float(CURRENT.get().sum())
+    -     CURRENT.reset(token)
+          return found
+    """,
+    "run(torch.ones(1024, 1024))",
+    (Blame("temporary", "aten::exp", 4 * MIB),),
+    holder="the context variable 'current'",
+)
+
+THREAD_LOCAL: Final = Regression(
+    "thread_local",
+    """
+      import threading
+
+      STATE = threading.local()
+
+      def scratch(count):
+    *     made = torch.zeros(count)
+    +     STATE.made = made
+          return made
+
+      def run(count):
+          return float(scratch(count).sum())
+    """,
+    "run(1024 * 1024)",
+    (Blame("temporary|input", "aten::zeros", 4 * MIB),),
+    holder="thread_local.STATE.made",
+)
+
+REGRESSIONS: Final = (
+    KEPT_ERRORS,
+    CAPTURED_LOG,
+    WEAK_TO_STRONG,
+    CHECKPOINT_KEPT,
+    BEAM_HISTORY,
+    CONTEXT_VARIABLE,
+    THREAD_LOCAL,
+)

@@ -499,6 +499,23 @@ FORWARD_MODE: Final = Regression(
     ),
 )
 
+TURNED_WEIGHT: Final = Regression(
+    "turned_weight",
+    """
+      class Tied(nn.Module):
+          def __init__(self):
+              super().__init__()
+              self.table = nn.Embedding(2048, 512)
+
+          def forward(self, x):
+    -         return x @ self.table.weight.t()
+    +         return x @ self.table.weight.t().contiguous()
+    """,
+    "Tied()(torch.ones(4, 512)).sum().backward()",
+    # The gradient comes turned round, and is copied into one that lies as the weight does.
+    (Blame("gradient", "torch::autograd::AccumulateGrad", 4 * MIB),),
+)
+
 REGRESSIONS: Final = (
     RELU_NOT_IN_PLACE,
     RESIDUAL,
@@ -527,4 +544,5 @@ REGRESSIONS: Final = (
     COMPILED_TRAINING,
     DROPOUT_ON,
     FORWARD_MODE,
+    TURNED_WEIGHT,
 )

@@ -219,19 +219,32 @@ class Attribution:
     def _anchor(self, event: int, chain: list[int]) -> int | None:
         """The forward operator that a backward allocation belongs to.
 
-        Autograd gives a node the sequence number of the operator that made it.
+        Autograd gives a node the sequence number of the operator that made it. The node that
+        accumulates into a leaf has none: it runs right after the one that hands the gradient to it.
         """
         if self.evidence.tree.phase[event] != BACKWARD:
             return None
         node = len(self._within_node(chain))
         if node == len(chain):
             return None
-        return self._forward_of.get(int(self._columns.sequence[chain[node]]))
+        row, nodes, parents = chain[node], self._nodes, self._columns.parent
+        if self._columns.sequence[row] < 0 and (before := int(np.searchsorted(nodes, row))):
+            handed_by = int(nodes[before - 1])
+            same_pass = parents[parents[handed_by]] == parents[parents[row]]
+            row = handed_by if same_pass else row
+        return self._forward_of.get(int(self._columns.sequence[row]))
 
     def _within_node(self, chain: list[int]) -> list[int]:
         """Return the part of a chain within a node: its backward pass, where that is in Python."""
-        sequences = self._columns.sequence
-        return list(takewhile(lambda row: sequences[row] < 0, chain))
+        sequences, scopes = self._columns.sequence, self._columns.scope
+        return list(
+            takewhile(lambda row: sequences[row] < 0 and scopes[row] != _BACKWARD_FUNCTION, chain)
+        )
+
+    @cached_property
+    def _nodes(self) -> NDArray[np.intp]:
+        events = self.evidence.tree.trace.events
+        return np.flatnonzero((events["scope"] == _BACKWARD_FUNCTION) & (events["sequence"] >= 0))
 
     @cached_property
     def _forward_of(self) -> dict[int, int]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import re
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final
 
@@ -27,6 +30,8 @@ _AFTER_VARIABLE: Final = re.compile(r"(?=, (?:frame of|its variable) )")
 _SHORT_MODULE = re.compile(r"\._(?:parameters|buffers|modules)\['([^'\]]+)'\]")
 _FIRST_INDEX = re.compile(r"\[(\d+)\]")
 _FIRST_KEY = re.compile(r"\['(\w+)'\]")
+# A `threading.local` has a dictionary of its attributes for each thread.
+_OF_A_THREAD = re.compile(r"\[(?:ReferenceType|_localdummy)\]\['(\w+)'\]")
 # Code that can stop in the middle, and the attribute with the frame that has its variables.
 _FRAME_OF: Final[dict[type, Callable[[Any], types.FrameType | None]]] = {
     types.GeneratorType: attrgetter("gi_frame"),
@@ -195,6 +200,10 @@ def step_from(holder: object, held: object, way: str) -> str:
         return f"[{place}]{way}"
     if heap.is_a(holder, (types.CellType, types.TracebackType)):
         return way
+    if type(holder).__name__.startswith("hamt_"):
+        return _step_of_context(holder, held, way)
+    if heap.is_a(holder, threading.local) and (match := _OF_A_THREAD.match(way)):
+        return f".{match[1]}{way[match.end() :]}"
     names = _namespace(holder)
     if heap.is_a(holder, types.FrameType):
         if heap.is_a(held, types.FrameType):
@@ -222,6 +231,13 @@ def _step_of_function(function: types.FunctionType, held: object, way: str) -> s
     if held is function.__defaults__ or held is function.__kwdefaults__:
         return f", a default argument{rest}"
     return _from_named(vars(function), held, way)
+
+
+def _step_of_context(node: object, held: object, way: str) -> str:
+    """Return the way from a node of a context's tree, which tells each value before its key."""
+    told = heap.referents(node)
+    key = next((key for value, key in pairwise(told) if value is held), None)
+    return f"{key.name!r}{way}" if isinstance(key, contextvars.ContextVar) else way
 
 
 def _from_named(names: Mapping[str, object], held: object, way: str) -> str:
@@ -282,6 +298,8 @@ def _root(holder: object) -> str:
         return f"{holder.__module__}.{holder.__qualname__}" if known else ""
     if type(holder).__name__ == "FixtureDef":
         return f"the fixture {getattr(holder, 'argname', '')!r}: "
+    if heap.is_a(holder, contextvars.Context):
+        return "the context variable "
     if type(holder).__name__ == "LogCaptureHandler":
         return "the log that pytest captures: "
     return ""

@@ -118,6 +118,18 @@ class Squared(torch.autograd.Function):
         return gradient * value.exp()  # in backward
 
 
+def test_a_copy_into_a_gradient_has_the_line_of_what_handed_it_on(x):
+    weight = torch.ones(4, SIZE, requires_grad=True)
+
+    def body():
+        copied = weight.t().contiguous()  # turned round
+        (x @ copied).sum().backward()  # line of the pass
+        weight.backward(torch.ones(4, SIZE))
+
+    found = made(body)
+    assert lines_of(found, "torch::autograd::AccumulateGrad") == [line("turned round")]
+
+
 def test_what_a_backward_pass_in_python_makes_has_its_line_there(x):
     layer = nn.Linear(SIZE, 8)
 

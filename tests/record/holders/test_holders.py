@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import gc
 import io
 import logging
 import re
 import sys
+import threading
 import types
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -71,6 +73,27 @@ def test_a_cache_in_a_module_is_named_with_the_key(models):
     models.CACHE = {"last": [torch.ones(8)]}
     (place,) = wanted = sizes(models.CACHE["last"][0])
     assert find_holders(wanted) == [Kept(place, False, "models.CACHE['last'][0]")]
+
+
+def test_a_variable_of_contexts_is_named():
+    others = [contextvars.ContextVar(f"other {number}") for number in range(40)]
+    variable = contextvars.ContextVar[list[torch.Tensor]]("current")
+    tokens = [other.set([number]) for number, other in enumerate(others)]
+    token = variable.set([torch.ones(8)])
+    try:
+        wanted = sizes(*variable.get())
+        assert ways(find_holders(wanted)) == ["the context variable 'current'[0]"]
+    finally:
+        variable.reset(token)
+        for other, its_token in zip(others, tokens, strict=True):
+            other.reset(its_token)
+
+
+def test_an_attribute_of_a_thread_is_named_as_one(models):
+    models.state = threading.local()
+    models.state.made = [torch.ones(8)]
+    wanted = sizes(*models.state.made)
+    assert ways(find_holders(wanted)) == ["models.state.made[0]"]
 
 
 def test_an_attribute_of_a_function_is_named_as_one(models):
