@@ -6,7 +6,8 @@ moment. In the middle of a cut it would leave a session that nobody knows, for t
 
 from __future__ import annotations
 
-import importlib
+# The module `signal` makes a text of a handler; that of asyncio's has all its task refers to.
+import _signal  # type: ignore[import-not-found]
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -21,8 +22,6 @@ from pytest_torchmem.record.patches.python_tracing import quiet
 _Handler = Callable[[int, FrameType | None], object]
 
 _OURS: Final = f"{Path(__file__).parents[1]}/"
-# The module `signal` makes a text of a handler; that of asyncio's has all its task refers to.
-_SIGNAL: Final = importlib.import_module("_signal")
 # The process cannot go on without an answer to these.
 _FAULTS: Final = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP", "SIGSYS"}
 _NUMBERS: Final = sorted(
@@ -60,10 +59,10 @@ class DeferredSignals(AbstractContextManager[None]):
     @quiet
     def _put_ours(self) -> None:
         for number in _NUMBERS:
-            handler = _SIGNAL.getsignal(number)
+            handler = _signal.getsignal(number)
             if callable(handler):
                 self._handlers[number] = handler
-                _SIGNAL.signal(number, self._note)
+                _signal.signal(number, self._note)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self._came.append(number)
@@ -72,8 +71,8 @@ class DeferredSignals(AbstractContextManager[None]):
     def _put_back(self) -> None:
         DeferredSignals._is_on = False
         for number, handler in self._handlers.items():
-            if _SIGNAL.getsignal(number) == self._note:
-                _SIGNAL.signal(number, handler)
+            if _signal.getsignal(number) == self._note:
+                _signal.signal(number, handler)
 
     def __exit__(self, *_: object) -> None:
         if self._defers:

@@ -20,7 +20,7 @@ RECORD = ROOM.parent
 SUBJECTS = sorted(file.stem for file in ROOM.glob("*.py") if file.stem != "__init__")
 # Private names of Python's own, of pytest's and of the compiler's library.
 OTHERS = {"_getframe", "_current_frames", "_thread", "_bootstrap", "_find_and_load", "_pytest"}
-OTHERS |= {"_Unwind_FindEnclosingFunction", "_asyncio"}
+OTHERS |= {"_Unwind_FindEnclosingFunction", "_asyncio", "_signal"}
 PRIVATE = re.compile(r"_(?!_)\w+")
 IN_TORCH = re.compile(r"torch(\.\w+)+")
 
