@@ -13,6 +13,8 @@ void torchmem_note_values(void* start, size_t bytes, int exact);
 void torchmem_forget_values(void* start, size_t bytes);
 // How often this thread copied or set device memory.
 long torchmem_writes();
+// How many kernels of other libraries than torch's this thread has launched.
+long torchmem_launches_of_others();
 // Has `call()` called whenever a thread is about to change device memory, on that thread.
 void torchmem_before_writes(void (*call)());
 // Until `torchmem_end_answers`, this thread's reads of a number from the device give this one.

@@ -3,8 +3,9 @@
 // the CPU then computes the same on the same memory, which is the host's. Where they are not, what a
 // kernel would have written reads zero and counts as not exact.
 //
-// This is put between the dispatcher and torch's kernels when the GPU is first looked for. Above it
-// nothing changes: autograd, autocast, modes, tracing and the profiler are over by then.
+// This is put between the dispatcher and torch's kernels when the GPU is first looked for, and before the
+// next operator where a library is loaded later. Above it nothing changes: autograd, autocast, modes,
+// tracing and the profiler are over by then.
 
 #include "device_memory.h"
 #include "rules.h"
@@ -16,15 +17,18 @@
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/copy_ops.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cmath>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <unordered_map>
+#include <mutex>
+#include <utility>
 
 namespace simulated {
 namespace {
@@ -39,12 +43,11 @@ struct Operator {
   const c10::FunctionSchema* schema;
   c10::KernelFunction kernel;
   Rule rule;
+  bool of_torch = true;
   std::optional<Handle> on_cpu;    // the operator that has a kernel for the CPU
   bool random = false;             // draws random numbers
   std::vector<bool> written, out;  // of each argument: it is written; what it held does not count
 };
-
-auto& operators = *new std::unordered_map<const c10::FunctionSchema*, Operator>();
 
 // --- arguments --------------------------------------------------------------------------------------
 
@@ -214,6 +217,17 @@ class Call {
 
   // Whether all that it is given is exact, and small enough to be computed.
   bool knows_all() const { return small_ && exact_; }
+
+  // What another library's kernel has returned is as long as values say that it did not know.
+  void resize(Stack* stack, size_t below) {
+    if (!small_ || !(computed_ || compute())) return;
+    for (size_t at = 0; at < results_.size(); ++at) {
+      IValue& returned = (*stack)[below + at];
+      if (!results_[at].isTensor() || !returned.isTensor() || !is_on_gpu(returned.toTensor())) continue;
+      const at::Tensor &result = results_[at].toTensor(), &target = returned.toTensor();
+      if (result.sizes() != target.sizes()) returned = at::empty(result.sizes(), target.options());
+    }
+  }
 
   // What the kernel would have asserted, where values are known not to hold it; "" otherwise.
   const std::string& failed_assertion() const { return failed_assertion_; }
@@ -452,8 +466,25 @@ void run_captured(const Handle& handle, const Operator& op, c10::DispatchKeySet 
   torchmem_capture(stream, take, drop, new Step([captured] { captured->finish(); }));
 }
 
-void run(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
-  const Operator& op = operators.find(&handle.schema())->second;
+// Another library may compute with torch's operators alone, and then has all values. What it computes
+// with kernels of its own is what its kernel for the CPU computes.
+void run_of_others(const Handle& handle, const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
+  const size_t count = op.written.size(), below = stack->size() - count;
+  const Stack arguments = last(*stack, count);
+  if (captured_stream(arguments)) return op.kernel.callBoxed(handle, keys, stack);
+  Call call(op, arguments);
+  const long launches = torchmem_launches_of_others();
+  {
+    const Overlooked reads(call.knows_all());
+    op.kernel.callBoxed(handle, keys, stack);
+  }
+  if (torchmem_launches_of_others() == launches) return;
+  call.resize(stack, below);
+  call.finish(last(*stack, stack->size() - below), torchmem_writes());
+}
+
+void run(const Handle& handle, const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
+  if (!op.of_torch) return run_of_others(handle, op, keys, stack);
   const size_t count = op.written.size(), below = stack->size() - count;
   if (writes_to_host(op, *stack)) return op.kernel.callBoxed(handle, keys, stack);
   const Stack arguments = last(*stack, count);
@@ -473,9 +504,9 @@ void run(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
 
 // The host reads a number. One that is not exact has not overflowed: a loop that ends at an infinite loss
 // goes on.
-void run_read(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
+void run_read(const Handle& handle, const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
   const at::Tensor tensor = stack->back().toTensor();
-  operators.find(&handle.schema())->second.kernel.callBoxed(handle, keys, stack);
+  op.kernel.callBoxed(handle, keys, stack);
   const IValue& read = stack->back();
   if (read.isDouble() && std::isinf(read.toDouble()) && is_on_gpu(tensor) && !is_exact(tensor)) {
     stack->back() = 0.0;
@@ -492,9 +523,19 @@ struct Entry {
 auto& entry_of(const Handle& handle);
 template struct Entry<&Handle::operatorDef_>;
 
+bool is_of_torch(const c10::OperatorName& name) { return !name.name.rfind("aten::", 0); }
+
+bool reads_number(const Handle& handle) {
+  return handle.operator_name().name == "aten::_local_scalar_dense";
+}
+
 bool is_wanted(const Handle& handle) {
   const c10::OperatorName& name = handle.operator_name();
-  if (name.name.rfind("aten::", 0) || !handle.hasSchema()) return false;
+  if (reads_number(handle)) return true;
+  if (!is_of_torch(name)) {
+    return handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA) &&
+           handle.hasKernelForDispatchKey(c10::DispatchKey::CPU) && writes_values(handle.schema());
+  }
   // Of these a kernel for any device calls the GPU's, and no operator of its own.
   const bool composed = name.name == "aten::copy_" || name.name == "aten::linalg_lstsq" ||
                         name.name == "aten::conj_physical_" || name.name == "aten::mode" ||
@@ -509,7 +550,8 @@ Operator described(const Handle& handle) {
   Operator op;
   op.schema = &handle.schema();
   op.kernel = kernel_of(handle, c10::DispatchKey::CUDA);
-  op.rule = rule_of(handle.operator_name().name);
+  op.of_torch = is_of_torch(handle.operator_name());
+  op.rule = op.of_torch ? rule_of(handle.operator_name().name) : Rule{true};  // how heavy is not known
   for (const auto& argument : handle.schema().arguments()) {
     if (argument.is_out()) op.rule.stand_in = nullptr, op.rule.compute = nullptr;  // they return it
   }
@@ -532,6 +574,59 @@ Operator described(const Handle& handle) {
 struct Silent : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
+
+void compute_registered();
+std::atomic<bool> more_registered{false};
+
+// The kernel that is put in the place of an operator's own.
+struct Computing : c10::OperatorKernel {
+  explicit Computing(const Handle& handle) : op(described(handle)), reads(reads_number(handle)) {}
+  void operator()(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
+    if (more_registered) compute_registered();
+    (reads ? run_read : run)(handle, op, keys, stack);
+  }
+  const Operator op;
+  const bool reads;
+};
+
+// The operators that torch and other libraries have registered since somebody last looked.
+struct Registered : c10::OpRegistrationListener {
+  void onOperatorRegistered(const Handle& handle) override {
+    const std::lock_guard<std::mutex> lock(guard);
+    names.push_back(handle.operator_name());
+    more_registered = true;
+  }
+  void onOperatorDeregistered(const Handle&) override {}
+
+  std::vector<c10::OperatorName> take() {
+    const std::lock_guard<std::mutex> lock(guard);
+    more_registered = false;
+    return std::exchange(names, {});
+  }
+
+  std::mutex guard;
+  std::vector<c10::OperatorName> names;
+};
+
+auto& registered = *new Registered();
+auto& kept = *new std::vector<c10::RegistrationHandleRAII>();
+
+void compute_registered() {
+  static std::mutex& one_at_a_time = *new std::mutex();
+  const std::lock_guard<std::mutex> lock(one_at_a_time);
+  // torch warns of a kernel that is put in the place of another.
+  Silent silent;
+  const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : registered.take()) {
+    const auto handle = dispatcher.findSchema(name);
+    if (!handle || !is_wanted(*handle)) continue;
+    auto kernel = c10::BoxedKernel::makeFromFunctor(std::make_unique<Computing>(*handle));
+    kept.push_back(dispatcher.registerImpl(
+        name, c10::DispatchKey::CUDA, c10::KernelFunction::makeFromBoxedKernel(std::move(kernel)),
+        std::nullopt, nullptr, "torchmem"));
+  }
+}
 
 }  // namespace
 
@@ -556,21 +651,10 @@ c10::KernelFunction kernel_of(const Handle& handle, c10::DispatchKey key) {
 
 extern "C" void torchmem_compute_small_values() {
   using namespace simulated;
-  // torch warns of a kernel that is put in the place of another.
-  static Silent silent;
-  const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
-  auto& dispatcher = c10::Dispatcher::singleton();
-  auto& kept = *new std::vector<c10::RegistrationHandleRAII>();
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    const auto handle = dispatcher.findSchema(name);
-    const bool reads = name.name == "aten::_local_scalar_dense";
-    if (!handle || (!reads && !is_wanted(*handle))) continue;
-    operators.emplace(&handle->schema(), described(*handle));
-    auto kernel = reads ? c10::KernelFunction::makeFromBoxedFunction<&run_read>()
-                        : c10::KernelFunction::makeFromBoxedFunction<&run>();
-    kept.push_back(dispatcher.registerImpl(name, c10::DispatchKey::CUDA, std::move(kernel),
-                                           std::nullopt, nullptr, "torchmem"));
-  }
+  // It is told at once of all that are there.
+  kept.push_back(c10::Dispatcher::singleton().addRegistrationListener(
+      std::unique_ptr<c10::OpRegistrationListener>(&registered)));
+  compute_registered();
   compute_small_values_in_parts(kept);
   torchmem_before_writes(Saved::before_writes);
 }

@@ -3,12 +3,17 @@
 // counters and masks begin that way. A value other than zero is written to 4 MiB and no more, so that
 // a large tensor takes no memory of the host.
 //
-// A kernel that waits (`torch.cuda._sleep`) keeps its stream busy for that long.
+// A kernel that waits (`torch.cuda._sleep`) keeps its stream busy for that long. One of another library
+// than torch's leaves what it may write not exact.
 
 #include "shared.h"
 
+#include <cxxabi.h>
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -61,6 +66,52 @@ void fill(char* target, const std::string& value, size_t bytes) {
   }
 }
 
+// --- kernels of other libraries -----------------------------------------------------------------------
+
+auto& libraries_of_others = forever<std::unordered_set<void**>>();
+// And which of their parameters lead to what they may write.
+auto& kernels_of_others = forever<std::unordered_map<const void*, std::vector<size_t>>>();
+thread_local long launches_of_others = 0;
+
+bool is_of_torch(const void* binary) {
+  Dl_info found{};
+  return dladdr(binary, &found) && std::strstr(found.dli_fname, "/libtorch_");
+}
+
+// The types of a function's parameters, by the name that the compiler gave it; none for one of C.
+std::vector<std::string> parameters_of(const char* name) {
+  const std::unique_ptr<char, void (*)(void*)> readable(
+      abi::__cxa_demangle(name, nullptr, nullptr, nullptr), std::free);
+  const std::string text = readable ? readable.get() : "";
+  std::vector<std::string> types(1);
+  int depth = 0;
+  // From behind: the first closed bracket holds the parameters.
+  for (auto at = text.rbegin(); at != text.rend(); ++at) {
+    const bool opens = *at == '(' || *at == '<', closes = *at == ')' || *at == '>';
+    depth += closes - opens;
+    if (opens && !depth) break;
+    if (*at == ',' && depth == 1) {
+      types.emplace_back();
+    } else if (!closes || depth > 1) {
+      types.back().insert(types.back().begin(), *at);
+    }
+  }
+  std::reverse(types.begin(), types.end());
+  return types;
+}
+
+// Pointers to what is not constant, and objects such as torch's accessors, which begin with a pointer.
+std::vector<size_t> written_parameters(const char* name) {
+  const std::vector<std::string> types = parameters_of(name);
+  std::vector<size_t> written;
+  for (size_t place = 0; place < types.size(); ++place) {
+    const std::string& type = types[place];
+    const bool constant = type.find("const*") != std::string::npos;
+    if (!type.empty() && !constant && (type.back() == '*' || type.back() == '>')) written.push_back(place);
+  }
+  return written;
+}
+
 cudaError_t launch(const void* kernel, void** arguments, cudaStream_t stream) {
   double microseconds = kKernelMicroseconds;
   if (waiting_kernels.count(kernel)) {
@@ -73,6 +124,14 @@ cudaError_t launch(const void* kernel, void** arguments, cudaStream_t stream) {
     char* target = *static_cast<char**>(arguments[2]);
     const size_t bytes = *static_cast<int*>(arguments[0]) * element_bytes;
     write_on(stream, [=] { fill(target, value, bytes); });
+  }
+  const auto of_others = kernels_of_others.find(kernel);
+  if (of_others != kernels_of_others.end()) {
+    ++launches_of_others;
+    for (const size_t place : of_others->second) {
+      const void* target = *static_cast<void**>(arguments[place]);
+      do_or_capture(stream, [=] { doubt_block(target); });
+    }
   }
   enqueue(stream, microseconds);
   return cudaSuccess;
@@ -139,10 +198,15 @@ using namespace simulated;
 
 extern "C" {
 
-void** __cudaRegisterFatBinary(void* binary) { return new void*(binary); }
+void** __cudaRegisterFatBinary(void* binary) {
+  void** library = new void*(binary);
+  if (!is_of_torch(binary)) libraries_of_others.insert(library);
+  return library;
+}
 
 void __cudaRegisterFunction(void** binary, const char* host, char*, const char* name, int, void*, void*,
                             void*, void*, int*) {
+  if (libraries_of_others.count(binary)) kernels_of_others[host] = written_parameters(name);
   if (std::strstr(name, "spin_kernel")) waiting_kernels.insert(host);
   if (std::strstr(name, "EmptyKernel")) empty_kernels[host] = static_cast<FatBinary*>(*binary);
   if (const size_t bytes = filled_element_bytes(name)) filling_kernels[host] = bytes;
@@ -214,5 +278,8 @@ cudaError_t cudaOccupancyMaxActiveClusters(int* out, const void*, const cudaLaun
   *out = gpu().processors;
   return cudaSuccess;
 }
+
+// How many kernels of other libraries than torch's this thread has launched.
+long torchmem_launches_of_others() { return launches_of_others; }
 
 }  // extern "C"
