@@ -83,6 +83,15 @@ def _mean_of_scattered(call: Call) -> int:
     return nbytes(x) + nbytes(source) + elements(x) if call.args[4] == "mean" else 0
 
 
+def _unfolded_backward(call: Call) -> int:
+    """It numbers the places that windows reach, where these lie over each other."""
+    grad, sizes, dim, window, step = call.args
+    if window <= step or not sizes:
+        return 0
+    reached = (int(grad.shape[dim % len(sizes)]) - 1) * step + window
+    return _PLACE_BYTES * min(int(sizes[dim]), int(reached))
+
+
 # The loss of each element is computed in the memory that the reduced loss keeps.
 _REDUCED_IN_PLACE: Final = frozenset(
     {
@@ -139,6 +148,7 @@ _EVERYWHERE: Final[Rules] = {
         4 * nbytes(call.args[0]) + _SORTING_BYTES,
     ),
     "aten::scatter_reduce": _mean_of_scattered,
+    "aten::unfold_backward": _unfolded_backward,
 }
 
 

@@ -605,3 +605,14 @@ def test_the_columns_of_rows_in_memory_are_known_exactly():
         columns,
         columns,
     )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dim", "window", "step"),
+    [((4, 1024), 1, 64, 16), ((1024, 4), -2, 8, 100), ((3, 500, 2), 1, 7, 7), ((2000,), 0, 10, 1)],
+)
+def test_places_that_windows_reach_are_numbered_where_these_overlap(sizes, dim, window, step):
+    grad = torch.ones(sizes).unfold(dim, window, step).contiguous()
+    args = grad, list(sizes), dim, window, step
+    func = aten.unfold_backward.default
+    assert measured(func, *args) == ruled(func, *args).bytes_
