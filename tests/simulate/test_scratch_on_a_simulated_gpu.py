@@ -261,3 +261,23 @@ def test_bags_copy_an_expanded_gradient(mode):
     require_rule(
         func, floats(1).expand(out.shape), indices, offsets, *found, 100, False, mode, False, None
     )
+
+
+@pytest.mark.parametrize("norm", [0.0, 1.0, 2.0, 3.0])
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_each_pair_has_a_part_in_the_gradient_of_distances(batch, norm):
+    x, other, distances = floats(*batch, 20, 7), floats(*batch, 50, 7), floats(*batch, 20, 50)
+    require_rule(aten._cdist_backward.default, distances, x, other, norm, distances)
+    if not batch:
+        require_rule(aten._pdist_backward.default, floats(190), x, norm, floats(190))
+
+
+def test_each_further_dimension_is_rolled_anew():
+    for count in range(1, 5):
+        require_rule(aten.roll.default, floats(8, 8, 8, 8), [1] * count, list(range(count)))
+
+
+@pytest.mark.parametrize("shape", [(256, 48), (48,), (256, 1)])
+def test_a_mask_that_is_expanded_is_copied(shape):
+    x, mask = floats(256, 48), torch.ones(shape, dtype=torch.bool, device="cuda")
+    require_rule(aten.masked_scatter.default, x, mask, x)

@@ -194,8 +194,19 @@ def _pooled_by_largest(call: Call) -> int:
 
 
 def _scattered_by_mask(call: Call) -> int:
-    """Places of what is chosen, and the mask for each element."""
-    return 9 * elements(call.outputs[0]) + copied_unless_contiguous(2)(call)
+    """Places of what is chosen, and a mask that is expanded or has gaps for each element."""
+    out, mask = call.outputs[0], call.args[1]
+    copied = mask.shape != out.shape or not mask.is_contiguous()
+    return (8 + copied) * elements(out) + copied_unless_contiguous(2)(call)
+
+
+def _distances_backward(call: Call) -> int:
+    """Each pair has a part in the gradient until all are added up, see ``DistanceKernel.cu``."""
+    grad, x, norm = call.args[0], call.args[1], call.args[-2]
+    rows = int(x.shape[-2])
+    of_all = call.name == "aten::_pdist_backward"
+    pairs = rows * (rows - 1) if of_all else elements(grad)
+    return pairs * int(x.shape[-1]) * int(x.element_size()) * (norm != 0)
 
 
 def _transformed_to_real(call: Call) -> int:
@@ -390,6 +401,7 @@ _RULES: Final[Rules] = {
     "aten::_fft_c2r": _transformed_to_real,
     "aten::_fft_r2c": _transformed_from_real,
     "aten::masked_scatter": _scattered_by_mask,
+    **of("_cdist_backward _pdist_backward", _distances_backward),
     "aten::topk": sorting.largest_values,
     **of("adaptive_max_pool2d adaptive_max_pool2d_backward", _pooled_by_largest),
     # Read in the layout that they have, unless that has gaps.

@@ -72,8 +72,8 @@ def _safe_softmax(call: Call) -> int:
 
 
 def _rolled(call: Call) -> int:
-    """Each dimension after the first is rolled anew."""
-    again = nbytes(call.args[0]) if len(call.args[1]) > 1 else 0
+    """Each dimension after the first is rolled anew, while what the ones before made is there."""
+    again = nbytes(call.args[0]) * (len(call.args[1]) - 1)
     return max(copied_unless_contiguous(0)(call), again)
 
 
