@@ -788,6 +788,17 @@ OUT_OF_BOUNDS = {
 }
 
 
+def test_torchscript_takes_by_an_index():
+    @torch.jit.script
+    def taken(x, index):  # type: ignore[no-untyped-def]
+        return x[index]
+
+    x, index = torch.arange(6.0, device=CUDA).view(3, 2), torch.tensor([0, 2], device=CUDA)
+    assert taken(x, index).tolist() == [[0, 1], [4, 5]]
+    with pytest.raises(RuntimeError, match=r"device-side assert triggered\n.*out of bounds"):
+        taken(x, index + 1)
+
+
 @pytest.mark.parametrize("use", OUT_OF_BOUNDS.values(), ids=list(OUT_OF_BOUNDS))
 def test_an_index_out_of_bounds_fails_at_its_line(use):
     use(torch.tensor([2], device=CUDA))

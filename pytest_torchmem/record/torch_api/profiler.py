@@ -114,6 +114,21 @@ def _fields_reader() -> Callable[[ProfilerEvent], Any]:
 fields_of: Callable[[ProfilerEvent], Any] = _fields_reader()
 
 
+_add_reference = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
+
+
+def storage_pointer(tensor: TensorMetadata) -> int | None:
+    """The address of a tensor's storage; None where that has no memory.
+
+    Torch gives that None away without a reference to it. Before Python 3.12 None would be freed
+    after some 100,000 of them, which ends the process.
+    """
+    pointer: int | None = tensor.storage_data_ptr
+    if pointer is None:
+        _add_reference(None)
+    return pointer
+
+
 def name_of(event: ProfilerEvent) -> str:
     """The name of an event: for a Python call its file, line and function.
 

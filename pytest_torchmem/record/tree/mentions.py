@@ -143,7 +143,7 @@ _name = profiler.reader(profiler.TorchOpFields, "name")
 _inputs = profiler.reader(profiler.TorchOpFields, "inputs")
 _allocation_id = profiler.reader(profiler.TensorMetadata, "allocation_id")
 _sizes = profiler.reader(profiler.TensorMetadata, "sizes")
-_IDENTITY = attrgetter("id", "storage_data_ptr", "device")
+_IDENTITY = attrgetter("id", "device")
 _EXTENT = attrgetter("layout", "dtype", "sizes", "strides")
 _IDENTITY_COLUMNS: Final = ("allocation_id", "id", "ptr", "device")
 # Where a mention has no allocation id; the last entry of every array.
@@ -232,7 +232,7 @@ def _kind(value: object, keyed_only: bool = False) -> Kind:
 
 
 def _is_keyed(tensor: profiler.TensorMetadata) -> bool:
-    return None not in (tensor.id, tensor.allocation_id, tensor.storage_data_ptr)
+    return None not in (tensor.id, tensor.allocation_id, profiler.storage_pointer(tensor))
 
 
 class InputSizes:
@@ -323,7 +323,8 @@ class Mentions:
         """Look closer at the next mention; return its allocation id or `_UNKEYED`."""
         number = len(self._allocation_ids)
         if allocation_id not in self._identities:
-            tensor_id, ptr, device = _IDENTITY(tensor)
+            tensor_id, device = _IDENTITY(tensor)
+            ptr = profiler.storage_pointer(tensor)
             if allocation_id is None or tensor_id is None or ptr is None:
                 self._unkeyed_devices[number] = device
                 return _UNKEYED

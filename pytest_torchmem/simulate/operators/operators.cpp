@@ -55,11 +55,9 @@ template <typename Call>
 void for_each_tensor(const IValue& value, Call call) {
   if (value.isTensor()) {
     call(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) call(tensor);
-  } else if (value.isOptionalTensorList()) {
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-      if (tensor) call(*tensor);
+  } else if (value.isList()) {  // of tensors, or of what may be one: TorchScript has types of its own
+    for (const IValue& each : value.toListRef()) {
+      if (each.isTensor()) call(each.toTensor());
     }
   }
 }
@@ -83,14 +81,14 @@ IValue with_each(const IValue& value, Seen seen) {
     for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(other(tensor));
     return list;
   }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-      list.push_back(tensor ? std::make_optional(other(*tensor)) : std::nullopt);
-    }
-    return list;
+  bool has_tensors = false;
+  for_each_tensor(value, [&](const at::Tensor&) { has_tensors = true; });
+  if (!has_tensors) return value;
+  c10::List<std::optional<at::Tensor>> list;
+  for (const IValue& each : value.toListRef()) {
+    list.push_back(each.isTensor() ? std::make_optional(other(each.toTensor())) : std::nullopt);
   }
-  return value;
+  return list;
 }
 
 // As the host sees it, with what `taken` makes of each tensor.

@@ -217,10 +217,11 @@ std::string out_of_bounds(const at::Tensor& given, int64_t size, int64_t axis, b
 
 std::string any_out_of_bounds(const c10::IValue& indices, const at::Tensor& values) {
   int64_t axis = 0;
-  for (const std::optional<at::Tensor>& each : indices.toOptionalTensorVector()) {
-    if (each && each->defined()) {
-      if (!at::isIntegralType(each->scalar_type(), false)) return "";  // a mask, of many axes
-      const std::string said = out_of_bounds(*each, values.size(axis), axis, true);
+  for (const c10::IValue& each : indices.toListRef()) {
+    if (each.isTensor() && each.toTensor().defined()) {
+      const at::Tensor& index = each.toTensor();
+      if (!at::isIntegralType(index.scalar_type(), false)) return "";  // a mask, of many axes
+      const std::string said = out_of_bounds(index, values.size(axis), axis, true);
       if (!said.empty()) return said;
     }
     ++axis;
