@@ -99,14 +99,15 @@ class CompiledGraphs:
     """Collects what living graphs know."""
 
     def __init__(self) -> None:
-        self._classes: weakref.WeakSet[type[torch.fx.GraphModule]] = weakref.WeakSet()
+        # A set of Python's own would run code where one dies, and dynamo may look at that.
+        self._classes: set[weakref.ref[type[torch.fx.GraphModule]]] = set()
         self._lines: dict[str, Mapping[int, NodeOrigin]] = {}
         self._traced: dict[str, _Traced] = {}
         self._places: dict[int, _Place] = {}
 
     def collect(self) -> None:
         """Learn from the graphs that were made since the last time, if any."""
-        if set(_graph_module_classes()) - set(self._classes):
+        if not self._classes.issuperset(map(weakref.ref, _graph_module_classes())):
             self.collect_again()
 
     def collect_again(self) -> None:
@@ -122,7 +123,7 @@ class CompiledGraphs:
                 # Asking for the code generates it now if nobody has run the graph yet.
                 lines = _origins_by_line(graph.code, nodes)
                 self._lines[compiler.generated_file(graph)] = lines
-        self._classes.update(_graph_module_classes())
+        self._classes = set(map(weakref.ref, _graph_module_classes()))
 
     def lines(self, generated_file: str) -> Mapping[int, NodeOrigin] | None:
         """Return the node behind each line of generated code; None if the graph is not known."""

@@ -16,7 +16,7 @@ import torch
 from pytest_torchmem.contexts import Around
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import quiet
-from pytest_torchmem.record.torch_api import profiler
+from pytest_torchmem.record.torch_api import compiler, profiler
 from pytest_torchmem.record.tree.mentions import LABELLED
 from pytest_torchmem.values.errors import RecordingError
 
@@ -97,6 +97,7 @@ class OpenRanges:
 
         return closed
 
+    @compiler.untraced
     def _begin(self, block: ref[_Range], name: str) -> None:
         ours = profiler.RecordFunction(f"{LABELLED}{name}")
         ours.__enter__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,15 @@ def known_of(*graphs: torch.fx.GraphModule) -> CompiledGraphs:
     known = CompiledGraphs()
     known.collect()
     return known
+
+
+def test_nothing_is_called_where_a_graphs_class_dies():
+    graph = traced()
+    known = known_of(graph)
+    callbacks = [reference.__callback__ for reference in weakref.getweakrefs(type(graph))]
+    assert known
+    assert callbacks
+    assert not any("WeakSet" in str(callback) for callback in callbacks)
 
 
 def test_each_line_of_generated_code_is_a_node_also_when_the_graph_is_gone():

@@ -154,6 +154,10 @@ def annotated(model, x):
         return model(x)
 
 
+def annotated_in_what_is_not_traced(model, x):
+    return torch.compiler.disable(annotated, recursive=False)(model, x)
+
+
 def without_gradients(model, x):
     with torch.no_grad():
         return model(x)
@@ -182,6 +186,7 @@ KINDS = {
     "hooks": a_function(with_hooks),
     "autograd_function": a_function(lambda m, x: Cubed.apply(m(x))),
     "annotation": a_function(annotated),
+    "annotation_not_traced": a_function(annotated_in_what_is_not_traced),
     "inference": a_function(without_gradients),
     "autocast": a_function(in_low_precision),
     "transform": a_function(lambda m, x: vmap(grad(lambda r: (r * r).sum()))(x)),
