@@ -206,7 +206,7 @@ def _distances_backward(call: Call) -> int:
     rows = int(x.shape[-2])
     of_all = call.name == "aten::_pdist_backward"
     pairs = rows * (rows - 1) if of_all else elements(grad)
-    return pairs * int(x.shape[-1]) * int(x.element_size()) * (norm != 0)
+    return 0 if norm == 0 else pairs * int(x.shape[-1]) * int(x.element_size())
 
 
 def _transformed_to_real(call: Call) -> int:
