@@ -664,6 +664,49 @@ def averaged_weights(device: str) -> Step:
     return training(device, model, lambda: functional.cross_entropy(model(x), labels), after)
 
 
+def shifted(device: str) -> Step:
+    """Spectra that are moved to the middle along each of three axes."""
+    weights, x = nn.Parameter(_random(device, 16, 64, 64)), _random(device, 16, 64, 64)
+    back = torch.fft.ifftshift
+    return training(
+        device,
+        nn.ParameterList([weights]),
+        lambda: (back(torch.fft.fftshift(weights) * x) - x).square().mean(),
+    )
+
+
+def apart(device: str) -> Step:
+    """Points that are pushed apart, by sums of differences and by a third norm."""
+    points, centres = nn.Parameter(_random(device, 128, 64)), _random(device, 96, 64)
+
+    def loss_of() -> torch.Tensor:
+        near = torch.cdist(points, centres, p=1.0).min(dim=1).values
+        return near.mean() - functional.pdist(points, 3.0).mean()
+
+    return training(device, nn.ParameterList([points]), loss_of)
+
+
+def overlapping(device: str) -> Step:
+    """Means of windows that overlap, whose gradients are added up."""
+    scale, signal = nn.Parameter(_random(device, 4096)), _random(device, 4, 4096)
+    return training(
+        device,
+        nn.ParameterList([scale]),
+        lambda: (signal * scale).unfold(1, 64, 16).square().mean(-1).amax(-1).sum(),
+    )
+
+
+def filled_by_masks(device: str) -> Step:
+    """Features that take the place of what a triangle leaves out."""
+    features = nn.Parameter(_random(device, 256, 256))
+    mask = torch.ones(256, 256, dtype=torch.bool, device=device).tril()
+    return training(
+        device,
+        nn.ParameterList([features]),
+        lambda: torch.zeros_like(features).masked_scatter(mask, features).square().mean(),
+    )
+
+
 _BUILT = {
     "LAMB": lamb,
     "Adan": adan,
@@ -692,6 +735,10 @@ _BUILT = {
     "saved on the host": on_the_host,
     "phases": phases,
     "two averages": averaged_weights,
+    "shifted spectra": shifted,
+    "points apart": apart,
+    "windows that overlap": overlapping,
+    "filled by masks": filled_by_masks,
 }
 METHODS = on_both(_BUILT) | on_both(
     {"DDIM, guided": denoised, "kept boxes": kept_boxes}, no_grad=True
