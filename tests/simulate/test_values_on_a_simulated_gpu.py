@@ -790,7 +790,7 @@ OUT_OF_BOUNDS = {
 
 def test_torchscript_takes_by_an_index():
     @torch.jit.script
-    def taken(x, index):  # type: ignore[no-untyped-def]
+    def taken(x, index):
         return x[index]
 
     x, index = torch.arange(6.0, device=CUDA).view(3, 2), torch.tensor([0, 2], device=CUDA)
