@@ -752,6 +752,16 @@ def test_a_matrix_of_which_half_is_zero_is_compressed_and_the_rest_is_a_lower_bo
     assert "called cuSPARSELt" in " ".join(measured.result.blind_spots)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("to_first", ["to_sparse_csr", "to_sparse_csc"])
+@pytest.mark.parametrize("to_second", ["to_sparse_csr", "to_sparse_csc"])
+def test_matrices_that_are_compressed_by_columns_are_multiplied(to_first, to_second):
+    first = torch.tensor([[0.0, 0, 1], [2, 3, 0], [0, 0, 4]])
+    second = torch.tensor([[0.0, 1, 0], [5, 0, 6], [0, 7, 0]])
+    product = getattr(first.to(CUDA), to_first)() @ getattr(second.to(CUDA), to_second)()
+    assert product.to_dense().tolist() == (first @ second).tolist()
+
+
 @pytest.mark.parametrize("zero_infinity", [False, True])
 def test_the_loss_of_sequences_is_computed_where_cudnn_has_a_kernel(zero_infinity):
     scores = torch.linspace(-1, 1, 480).view(12, 4, 10).log_softmax(2)

@@ -55,8 +55,12 @@ bool is_only_made(const std::string& name) {
   return leaves_values_alone(name);
 }
 
+bool is_by_columns(const at::Tensor& tensor) {
+  return tensor.layout() == at::kSparseCsc || tensor.layout() == at::kSparseBsc;
+}
+
 bool is_compressed(const at::Tensor& tensor) {
-  return tensor.layout() == at::kSparseCsr || tensor.layout() == at::kSparseBsr;
+  return tensor.layout() == at::kSparseCsr || tensor.layout() == at::kSparseBsr || is_by_columns(tensor);
 }
 
 // The strided tensors that a tensor is made of: the values of a sparse one first, the components of a
@@ -65,6 +69,9 @@ std::vector<at::Tensor> parts_of_any(const at::Tensor& tensor) {
   if (tensor.is_nested()) return at::_ops::unbind_int::call(tensor, 0);
   if (tensor.layout() == at::kSparse) return {tensor._values(), tensor._indices()};
   if (!is_compressed(tensor)) return {tensor};
+  if (is_by_columns(tensor)) {
+    return {tensor.values(), at::_ops::ccol_indices::call(tensor), at::_ops::row_indices::call(tensor)};
+  }
   return {tensor.values(), at::_ops::crow_indices::call(tensor), at::_ops::col_indices::call(tensor)};
 }
 
