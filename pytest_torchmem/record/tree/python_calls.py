@@ -238,15 +238,23 @@ class PythonCalls:
         the gaps' order.
         """
         names_left, sources = iter(names), cache(functions_of)
+        rows, found = list[int](), list[int]()
+
+        # A loop has the same gap each time it turns.
+        @cache
+        def lines_of(path: str, first: int, run: tuple[str, ...], *around: int) -> list[int]:
+            return operator_lines(sources(path).get(first, FunctionLines()), run, *around)
+
         for gap, text in zip(gaps, texts, strict=True):
             count = sum(len(part.rows) for part in gap.earlier) + len(gap.operators)
-            function, run = self._function(text), list(islice(names_left, count))
-            source = sources(function.path).get(function.first_line, FunctionLines())
-            lines = iter(operator_lines(source, run, gap.after, gap.before))
+            function, run = self._function(text), tuple(islice(names_left, count))
+            lines = iter(lines_of(function.path, function.first_line, run, gap.after, gap.before))
             for part in gap.earlier:
                 late = np.fromiter(lines, np.int32, len(part.rows))
                 part.late_lines.append((part.rows, late))
-            events["line"][list(gap.operators)] = list(lines)
+            rows += gap.operators
+            found += lines
+        events["line"][rows] = found
 
     def is_users(self, text: str) -> bool:
         """Return whether the function with that event name has a source, and no library's."""
