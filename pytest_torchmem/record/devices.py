@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import time_ns
 from typing import Any, Final
 
@@ -373,3 +375,40 @@ def requested_bytes(
             for size, index in zip(sizes, indices, strict=True):
                 result[index] = size
     return result
+
+
+# The recording of tiny operators grows by some 2 MiB from one look to the next.
+_MOST_AT_ONCE: Final = 4 * MiB
+
+
+class HostGrowth:
+    """The growth of this process beside its tensors on the CPU, from one `look` to the next.
+
+    A recording grows little by little. What comes at once is something else: what tensors have
+    taken once C's allocator keeps for others, and may find too small for them.
+    """
+
+    def __init__(self) -> None:
+        self._count = profiler.cpu_total()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was seen."""
+        self.size_bytes = self._tensors = self._highest = 0
+
+    def look(self, *, counts: bool = True) -> None:
+        """Add to ``size_bytes`` what has been added since the last look, if it ``counts``."""
+        if self._count is None:
+            return
+        self._tensors = max(self._tensors, self._count())
+        begins, grown = not self._highest, _private_bytes() - self._tensors - self._highest
+        if begins or grown > 0:
+            self._highest += grown
+        if counts and not begins and 0 < grown < _MOST_AT_ONCE:
+            self.size_bytes += grown
+
+
+def _private_bytes() -> int:
+    """Return what is in memory of this process, but for files and what processes share."""
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return (resident - shared) * mmap.PAGESIZE

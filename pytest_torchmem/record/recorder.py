@@ -16,12 +16,14 @@ import numpy as np
 import torch
 
 from pytest_torchmem.contexts import ORIGINALS, Around, numpy_in_place, pause_gc, resume_gc
+from pytest_torchmem.record import safe_points
 from pytest_torchmem.record.collector_count import KeptCount
 from pytest_torchmem.record.compiled.compiled_graphs import CompiledSources
 from pytest_torchmem.record.deferred_signals import DeferredSignals
 from pytest_torchmem.record.devices import (
     AllocatorHistory,
     CounterReader,
+    HostGrowth,
     holds_memory,
     settle,
     synchronize,
@@ -72,6 +74,10 @@ _FIRST_CUT_S: Final = 0.01
 _LATEST_CUT_S: Final = 0.06
 # Where the tables of a body take more, we say so once: some 1,500,000 small operators.
 _MUCH_BYTES: Final = 512 * 2**20
+# Where a session that cannot be cut has grown to that, we say so once: 40,000 small operators.
+_MUCH_UNCUT_BYTES: Final = 128 * 2**20
+# What is in the way of a cut there.
+_IMPORTS: Final = "a module is imported there"
 # After a moment that is not safe, we look for another one that much later.
 _RETRY_S: Final = 0.005
 # Numbers of users are those of what is alive at these marks.
@@ -116,7 +122,7 @@ class Recorder:
         self._let_go_once = False
         self._points = SafePoints(self._cut)
         self._cut_after_s = _FIRST_CUT_S
-        self._count = KeptCount()
+        self._count, self._growth = KeptCount(), HostGrowth()
         self._threads = ThreadWatch(device, self._history.keep_calls, self._lose_session)
         self._functorch = FunctorchWatch(
             self._watch.note_call, lambda: autograd.await_engine(self._device)
@@ -400,6 +406,7 @@ class Recorder:
     def _count_time(self) -> None:
         """Begin to count the time of a session."""
         self._session_began_s = thread_time()
+        self._growth.begin()
         self._points.after(self._cut_after_s)
 
     def _let_go(self) -> None:
@@ -437,7 +444,9 @@ class Recorder:
         with self._count.kept(), DeferredSignals():
             # A call that comes late may come in the next session.
             too_early = thread_time() - self._session_began_s < self._cut_after_s
-            if too_early or not self._can_be_cut(session):
+            if too_early or (reason := self._in_the_way(session)):
+                if not too_early:
+                    self._weigh_session(reason)
                 self._show_cut()
                 self._points.after(_RETRY_S)
                 return
@@ -454,13 +463,27 @@ class Recorder:
         with self._functorch.heard(), profiler.RecordFunction(CUT):
             pass
 
-    def _can_be_cut(self, session: profiler.Profiler) -> bool:
-        return (
-            not self._functorch.within
-            and not self._imports.importing
-            and self._ranges.may_be_cut(has_calls=session.has_calls)
-            and self._points.is_safe()
-        )
+    def _in_the_way(self, session: profiler.Profiler) -> str:
+        """Return why the session cannot be cut now, "" where it can."""
+        if self._functorch.within:
+            return "a transform of torch.func is around that"
+        if self._imports.importing:
+            return _IMPORTS
+        return self._ranges.in_the_way(has_calls=session.has_calls) or self._points.in_the_way()
+
+    @quiet
+    def _weigh_session(self, reason: str) -> None:
+        """Say once that a session has become large which cannot be cut."""
+        # While the tracer rests, what grows is the importer's or the compiler's.
+        self._growth.look(counts=reason not in (_IMPORTS, open_ranges.COMPILES))
+        large = self._growth.size_bytes >= _MUCH_UNCUT_BYTES
+        if large and reason not in (_IMPORTS, open_ranges.COMPILES, safe_points.PASSING):
+            self._say_once(
+                f"this body's recording cannot be cut in {_place()}: {reason}; the process has "
+                f"grown by {format_size(self._growth.size_bytes)} beside its tensors meanwhile, "
+                "and the end of the recording takes up to ten times as much again; let the body "
+                "do less there, or measure a part of it in a test of its own"
+            )
 
     def _foresee(self, seconds: float, event_count: int) -> None:
         """Set the time after which the next session is cut, from what the last one recorded.
@@ -517,15 +540,18 @@ class Recorder:
         """Say once, while the body runs, that its recording has become large."""
         self._held_bytes += tables.size_bytes
         self._event_count += len(tables.events)
-        if self._held_bytes >= _MUCH_BYTES and not self.notes:
-            said = LongBodyError(
+        if self._held_bytes >= _MUCH_BYTES:
+            self._say_once(
                 f"this body's recording has {self._event_count:,} events and holds "
                 f"{format_size(self._held_bytes)} by now, and the analysis takes twice as much "
                 "again; let the body do less (a second step needs what the first one does), or "
                 "measure a part of it in a test of its own"
             )
-            self.notes = (str(said),)
-            self._say(str(said))
+
+    def _say_once(self, text: str) -> None:
+        if not self.notes:
+            self.notes = (str(LongBodyError(text)),)
+            self._say(self.notes[0])
 
     def _clock_mark(self, kind: MarkKind, text: str = "") -> int:
         self._marks.append((kind, time_ns(), -1, self._reader.strings.number(text)))
@@ -572,6 +598,14 @@ class Recorder:
             **(self._threads.meta() if self._history.requests is None else {}),
             "workspace_bytes": workspace_bytes(self._device),
         }
+
+
+def _place() -> str:
+    """Return the function of the program's that is running, and its line."""
+    libraries, frame = tuple(f"{folder}/" for folder in library_paths()), sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(libraries):
+        frame = frame.f_back
+    return f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
 
 
 def _collector_as_after_a_collection() -> Around[bool]:

@@ -61,6 +61,8 @@ _PYTHONS: Final = re.compile(
 # Python's tracer notes at most so many of the functions that are open when it begins.
 _MOST_FRAMES: Final = 120
 _MOST_ADDRESSES: Final = 4096
+#: What is in the way of a cut for a moment.
+PASSING: Final = "a call begins there"
 # Python 3.10 has none: there, pending calls are made after the tracer was told of a call.
 _RESUME: Final = opcode.opmap.get("RESUME")
 _TP_CALL: Final = 50
@@ -165,8 +167,8 @@ class SafePoints:
         # A timer that has run out and is set again might not make its call any more.
         return exists and (not now.is_running() or self._set(0))
 
-    def is_safe(self) -> bool:
-        """Return whether no operator, function of ours or new function of C is open.
+    def in_the_way(self) -> str:
+        """Return what is open: an operator, a function of ours, a new function of C; "" for none.
 
         A function of C is new where it was called after `begin`. Only ``reached`` may ask.
         """
@@ -174,19 +176,20 @@ class SafePoints:
         tracing = TracingPause()
         tracing.suspend()
         try:
-            return _frames_are_safe() and self._stack_is_safe()
+            return self._stack_in_the_way() or _frames_in_the_way()
         finally:
             tracing.resume()
 
-    def _stack_is_safe(self) -> bool:
+    def _stack_in_the_way(self) -> str:
         addresses, began = _addresses(), self._began
         # A stack that could not be followed to its end may hide anything.
         if addresses[-2:] != began[-2:] or len(addresses) == _MOST_ADDRESSES:
-            return False
+            return "calls are open that cannot be followed"
         pythons = _code_of_python()
         if not all(any(low <= a < high for low, high in pythons) for a in addresses if a):
-            return False
-        return not _calls_function_of_c(addresses, began)
+            return "torch or an extension called that, as it does a backward written in Python"
+        called = _calls_function_of_c(addresses, began)
+        return "a function of C called that, as sum calls a generator" if called else ""
 
     @untraced
     def reach(self) -> None:
@@ -381,8 +384,8 @@ def _knows_functions_of_c() -> bool:
         return False
 
 
-def _frames_are_safe() -> bool:
-    """Return whether Python calls the body's code: neither the recorder's nor a trace function."""
+def _frames_in_the_way() -> str:
+    """Return what calls the body's code beside Python: the recorder or a trace function."""
     stack: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _PendingCall.__bool__.__code__:
@@ -390,14 +393,11 @@ def _frames_are_safe() -> bool:
     while frame is not None and (frame := frame.f_back) is not None:
         stack.append(frame)
     tracing = {getattr(function, "__code__", None) for function in _trace_functions(stack)}
-    return (
-        0 < len(stack) <= _MOST_FRAMES
-        and not _begins(stack[0])
-        and not any(
-            code in tracing or code.co_filename.startswith(_RECORDERS)
-            for code in (frame.f_code for frame in stack)
-        )
-    )
+    if len(stack) > _MOST_FRAMES:
+        return f"more than {_MOST_FRAMES} functions are open there"
+    codes = (frame.f_code for frame in stack)
+    own = any(code in tracing or code.co_filename.startswith(_RECORDERS) for code in codes)
+    return PASSING if not stack or own or _begins(stack[0]) else ""
 
 
 def _begins(frame: FrameType) -> bool:

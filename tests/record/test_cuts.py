@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
+import itertools
 import os
 import re
 import sys
@@ -20,7 +23,7 @@ import pytest
 import torch
 
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
-from pytest_torchmem.record import recorder, safe_points
+from pytest_torchmem.record import devices, recorder, safe_points
 from pytest_torchmem.record.safe_points import SafePoints
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.tree import growing_tables
@@ -311,7 +314,7 @@ def test_a_body_below_a_label_of_another_thread_is_not_cut(monkeypatch: pytest.M
 def test_a_call_from_an_extension_is_no_safe_moment() -> None:
     """An extension may have opened a range of its own, which no hook of ours sees."""
     safe: list[bool] = []
-    points = SafePoints(lambda: safe.append(points.is_safe()))
+    points = SafePoints(lambda: safe.append(not points.in_the_way()))
     points.begin()
     try:
         sites = Sites(1)
@@ -453,6 +456,81 @@ def test_a_body_that_becomes_long_is_said_to_be_so_once_while_it_runs(
         assert len(said) == expected
         assert notes == tuple(said)
         assert all(re.search(r"[\d,]+ events and holds .* \[long-body\]$", text) for text in said)
+
+
+def add_ones(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(10_000):
+        x = x + 1
+    return x
+
+
+class AddsOnes(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return add_ones(gradients[0])
+
+
+def below_many(count: int) -> None:
+    below_many(count - 1) if count else add_ones(torch.ones(3))
+
+
+def in_an_import(folder: Path) -> None:
+    """Import a module that runs operators: what grows there may as well be the module's."""
+    name = "made_to_grow"
+    source = inspect.getsource(add_ones)
+    (folder / f"{name}.py").write_text(f"import torch\n{source}\nadd_ones(torch.ones(3))\n")
+    try:
+        importlib.import_module(name)
+    finally:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (
+            lambda _: AddsOnes.apply(torch.ones(3, requires_grad=True)).sum().backward(),
+            "add_ones .*torch or an extension called that",
+        ),
+        (
+            lambda _: torch.func.grad(lambda x: add_ones(x).sum())(torch.ones(3)),
+            "add_ones .*a transform of torch.func is around",
+        ),
+        (lambda _: sum(add_ones(torch.ones(3)).sum() for _ in range(1)), "a function of C called"),
+        (lambda _: below_many(150), "add_ones .*more than 120 functions are open"),
+        (lambda _: add_ones(torch.ones(3)), ""),
+        (in_an_import, ""),
+    ],
+    ids=["backward", "transform", "generator", "recursion", "cuttable", "import"],
+)
+def test_a_body_that_cannot_be_cut_is_said_to_grow_while_it_runs(
+    body: Callable[[Path], object],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    said = list[tuple[int, str]]()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(recorder, "_MUCH_UNCUT_BYTES", 3 * 2**20)
+    # What earlier tests have freed would be taken again, and the process would not grow.
+    resident = itertools.count(2**30, 3 * 2**20)
+    monkeypatch.setattr(devices, "_private_bytes", lambda: next(resident))
+    measurement = BodyMeasurement(
+        "cpu", say=lambda text: said.append((profiler.Profiler.over_count, text))
+    )
+    measurement.start()
+    before = profiler.Profiler.over_count
+    body(tmp_path)
+    notes = measurement.stop().notes
+    assert len(said) == bool(expected)
+    for count, text in said:
+        assert count == before  # no session has ended since
+        assert notes == (text,)
+        assert re.search(rf"cannot be cut in .*{expected}.* MiB beside its .*\[long-body\]$", text)
 
 
 def test_the_tables_of_all_sessions_are_given_back_when_they_are_joined_last() -> None:

@@ -40,6 +40,8 @@ _COMPILERS: Final = (
 )
 _RECORDERS: Final = f"{Path(__file__).parents[1]}/"
 _LOADERS: Final = "enumerate(DataLoader)#"
+#: What is in the way of a cut below these.
+COMPILES: Final = "torch compiles or profiles there"
 _UNCUT: Final = tuple(f"{_TORCH}{place}" for place in (*_PROFILERS, *_COMPILERS))
 
 
@@ -128,8 +130,8 @@ class OpenRanges:
         """Close the label of a block that is gone, which torch has closed then."""
         self._end(lambda label: label.block() is None)
 
-    def may_be_cut(self, *, has_calls: bool) -> bool:
-        """Return whether what is open can be `closed`, and torch opens no range and compiles not.
+    def in_the_way(self, *, has_calls: bool) -> str:
+        """Return what forbids a cut: what cannot be `closed`, or torch's compilers; "" for nothing.
 
         Torch's other functions in Python are as good as the body's: an operator that calls Python
         is found on the stack of the process. Where a session ``has_calls`` of Python, a range is
@@ -137,8 +139,9 @@ class OpenRanges:
         """
         self.forget_dropped()
         here = get_ident()
-        can_be_closed = all(has_calls and label.thread == here for label in self._open)
-        return can_be_closed and not any(file.startswith(_UNCUT) for file in _files_called())
+        if not all(has_calls and label.thread == here for label in self._open):
+            return "a record_function block is open that cannot be closed from there"
+        return COMPILES if any(file.startswith(_UNCUT) for file in _files_called()) else ""
 
     def closed(self) -> Around[list[_Label]]:
         """Have no label open in the block; those that were are opened again after it."""

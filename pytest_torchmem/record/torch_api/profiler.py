@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 from threading import get_ident
@@ -205,17 +205,50 @@ def begin_counting() -> None:
 COUNT_ALL_THREADS: Final = "libc10.FLAGS_caffe2_report_cpu_memory_usage"
 
 
+def _libc10() -> ctypes.CDLL:
+    return ctypes.CDLL(str(next(Path(torch.__file__).parent.glob("lib/libc10.*"))))
+
+
 @cache
 def all_threads_switch() -> ctypes.c_bool | None:
     """Return that switch; None where torch lacks it, or would print each allocation then."""
-    found = [*Path(torch.__file__).parent.glob("lib/libc10.*")]
     try:
-        library = ctypes.CDLL(str(found[0]))
+        library = _libc10()
         switch = ctypes.c_bool.in_dll(library, COUNT_ALL_THREADS.partition(".")[2])
         least_printed = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level").value
-    except (IndexError, OSError, ValueError):
+    except (StopIteration, OSError, ValueError):
         return None
     return switch if least_printed > 0 else None
+
+
+# A function of libc10's (2.13.0): it returns what counts the memory of the CPU's tensors.
+_CPU_REPORTER: Final = "libc10._ZN3c1025profiledCPUMemoryReporterEv"
+_UNUSUAL_BYTES: Final = 40_009
+
+
+@cache
+def cpu_total() -> Callable[[], int] | None:
+    """Return a function that says how many bytes of the CPU's memory are counted as allocated.
+
+    First asked outside of a session: the count is found by what an allocation adds to it. None
+    where it is not found.
+    """
+    switch = all_threads_switch()
+    if switch is None:
+        return None
+    reporter = getattr(_libc10(), _CPU_REPORTER.partition(".")[2], None)
+    if reporter is None:
+        return None
+    reporter.restype = ctypes.c_void_p
+    words = (ctypes.c_size_t * 16).from_address(reporter())
+    was_on, switch.value = switch.value, True
+    before = list(words)
+    held = torch.UntypedStorage(_UNUSUAL_BYTES)  # type: ignore[no-untyped-call]
+    after = list(words)
+    del held
+    switch.value = was_on
+    found = [n for n in range(len(words)) if after[n] - before[n] == _UNUSUAL_BYTES]
+    return partial(words.__getitem__, found[0]) if len(found) == 1 else None
 
 
 class Counted(NamedTuple):

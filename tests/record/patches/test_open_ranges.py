@@ -59,15 +59,15 @@ def test_a_range_is_open_until_torch_has_closed_it(monkeypatch: pytest.MonkeyPat
     leave = range_type.__exit__
 
     def leaving(block: Any, *error: Any) -> None:
-        may_be_cut.append(ranges.may_be_cut(has_calls=False))
+        may_be_cut.append(not ranges.in_the_way(has_calls=False))
         leave(block, *error)
 
     monkeypatch.setattr(range_type, "__exit__", leaving)
     with Installed() as patches:
         ranges.install(patches)
         with torch.profiler.record_function("mine"):
-            may_be_cut.append(ranges.may_be_cut(has_calls=False))
-        may_be_cut.append(ranges.may_be_cut(has_calls=False))
+            may_be_cut.append(not ranges.in_the_way(has_calls=False))
+        may_be_cut.append(not ranges.in_the_way(has_calls=False))
     assert may_be_cut == [False, False, True]
 
 
