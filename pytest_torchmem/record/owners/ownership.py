@@ -39,6 +39,7 @@ from pytest_torchmem.record.patches.python_tracing import quiet
 from pytest_torchmem.record.torch_api import autograd, fake_tensors
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.record.torch_api.modules import (
+    CONVERT,
     buffers_of,
     groups_of,
     parameters_of,
@@ -154,22 +155,26 @@ class OwnershipWatch:
         }
         for name, function in hooks.items():
             patches.hook(name, function)
-        patches.replace("torch.nn.Module.__setstate__", self._seeing_copies)
+        patches.replace("torch.nn.Module.__setstate__", self._seeing_filled)
+        patches.replace(CONVERT, self._seeing_filled)
         patches.replace(fake_tensors.RESIZE_STORAGE, self._seeing_moves)
 
     def note_compiled(self) -> None:
         """Learn that compiled code runs, where no hook is called."""
         self._compiled_ran = True
 
-    def _seeing_copies(
-        self, set_state: Callable[[torch.nn.Module, object], None]
-    ) -> Callable[[torch.nn.Module, object], None]:
-        """See deep copies and unpickled modules, which register nothing: they get their state."""
+    def _seeing_filled(self, fill: Callable[..., object]) -> Callable[..., object]:
+        """See modules that get their state, or tensors in place of theirs: they register nothing.
 
-        def watched(module: torch.nn.Module, state: object) -> None:
+        Deep copies and unpickled ones get all at once. The profiler knows what a module holds, too,
+        but takes one that is made where another has died for that one.
+        """
+
+        def watched(module: torch.nn.Module, *args: object, **kwargs: object) -> object:
             __tracebackhide__ = True
-            set_state(module, state)
-            self._see_copy(module)
+            result = fill(module, *args, **kwargs)
+            self._see_filled(module)
+            return result
 
         return watched
 
@@ -351,7 +356,7 @@ class OwnershipWatch:
             self._log.edge(mark, module, None, "")
 
     @quiet
-    def _see_copy(self, module: torch.nn.Module) -> None:
+    def _see_filled(self, module: torch.nn.Module) -> None:
         """Log a module that got everything that it holds at once."""
         self._see(module)
         self._log_held(self._mark(MarkKind.MODULE_SEEN, ""), module)

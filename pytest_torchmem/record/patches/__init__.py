@@ -88,6 +88,7 @@ PATCHES: Final = (
     Patch(f"{_OPTIM}register_optimizer_step_pre_hook", _STEP, How.ADDED),
     Patch(f"{_OPTIM}register_optimizer_step_post_hook", _STEP, How.ADDED),
     Patch("torch.nn.Module.__setstate__", "Tells what a copied or unpickled module holds."),
+    Patch(modules.CONVERT, "Tells what a module holds that was moved, or has another type."),
     Patch(fake_tensors.RESIZE_STORAGE, "Tells that a storage on the CPU has left its place."),
     Patch(autograd.ENGINE, "Tells when a backward pass begins and ends, and what its graph keeps."),
     *(Patch(name, _SAVED, releases="before 2.10") for name in autograd.PACK_HOOKS),

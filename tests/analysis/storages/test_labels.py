@@ -162,6 +162,21 @@ def test_an_empty_result_is_not_the_parameter_of_a_module_that_is_called_again(x
     assert all(e.storage.size_bytes for e in profile.explain())
 
 
+def test_modules_that_are_converted_hold_parameters_where_others_have_died(x):
+    """The profiler takes a module that is made where another has died for that one."""
+    x = x.double()
+
+    def body():
+        for _ in range(20):
+            blocks = nn.Sequential(*(nn.Sequential(linear(), nn.Identity()) for _ in range(3)))
+            blocks.to(torch.float64)(x)
+
+    made = [e.storage for e in profile_of(body).explain() if e.born_ns is not None]
+    converted = [storage for storage in made if storage.operator == "aten::_to_copy"]
+    assert len(converted) == 60
+    assert {storage.category for storage in converted} == {Category.PARAMETER}
+
+
 def test_the_results_of_autograd_grad_are_gradients(x):
     layer = linear()
     held = []

@@ -314,6 +314,7 @@ def hooks() -> tuple[object, ...]:
     return (
         autograd.engine(),
         torch.nn.Module.__setstate__,
+        vars(torch.nn.Module)["_apply"],
         dict(module._global_parameter_registration_hooks),
         dict(module._global_buffer_registration_hooks),
         dict(module._global_module_registration_hooks),
