@@ -1,7 +1,8 @@
-"""Has the handlers of signals wait while a recording is neither begun nor ended.
+"""Has the handlers of signals wait while a session begins or ends, and while a hook of ours runs.
 
 What a handler raises, a time limit of the test's for one, comes out of whatever Python runs at that
-moment. In the middle of a cut it would leave a session that nobody knows, for the whole process.
+moment. In the middle of a cut it would leave a session that nobody knows, for the whole process,
+and where we ask an object that may not answer, it would be taken for the object's answer.
 """
 
 from __future__ import annotations
@@ -10,14 +11,12 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from signal import Signals, valid_signals
 from threading import get_ident, main_thread
 from types import FrameType
 from typing import Final
-
-from pytest_torchmem.record.patches.python_tracing import quiet
 
 _Handler = Callable[[int, FrameType | None], object]
 
@@ -31,10 +30,10 @@ _NUMBERS: Final = sorted(
 )
 
 
-class DeferredSignals(AbstractContextManager[None]):
-    """Keeps the handlers written in Python from running in the block.
+class DeferredSignals:
+    """Keeps the handlers written in Python from running between `begin` and `end`.
 
-    Those whose signals came run at its end, in their order, with the frame of the program's that
+    Those whose signals came run in `handle`, in their order, with the frame of the program's that
     was interrupted; what one raises is raised there. Python runs handlers on the main thread alone,
     so elsewhere there is nothing to do.
     """
@@ -43,44 +42,40 @@ class DeferredSignals(AbstractContextManager[None]):
 
     def __init__(self) -> None:
         self._handlers: dict[int, _Handler] = {}
-        self._came: list[int] = []
+        #: The numbers of the signals that came.
+        self.came: list[int] = []
         #: One within another does nothing.
         self._defers = get_ident() == main_thread().ident and not DeferredSignals._is_on
 
-    def __enter__(self) -> None:
+    def begin(self) -> None:
         if self._defers:
             DeferredSignals._is_on = True
             try:
-                self._put_ours()
+                for number in _NUMBERS:
+                    handler = _signal.getsignal(number)
+                    if callable(handler):
+                        self._handlers[number] = handler
+                        _signal.signal(number, self._note)
             except BaseException:
-                self._put_back()
+                self.end()
                 raise
 
-    @quiet
-    def _put_ours(self) -> None:
-        for number in _NUMBERS:
-            handler = _signal.getsignal(number)
-            if callable(handler):
-                self._handlers[number] = handler
-                _signal.signal(number, self._note)
-
     def _note(self, number: int, _: FrameType | None) -> None:
-        self._came.append(number)
+        self.came.append(number)
 
-    @quiet
-    def _put_back(self) -> None:
-        DeferredSignals._is_on = False
-        for number, handler in self._handlers.items():
-            if _signal.getsignal(number) == self._note:
-                _signal.signal(number, handler)
-
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """Put the handlers back, where they are still ours."""
         if self._defers:
-            self._put_back()
-        if self._came:
-            with ExitStack() as later:
-                for number in reversed(self._came):
-                    later.callback(self._handlers[number], number, _programs_frame())
+            DeferredSignals._is_on = False
+            for number, handler in self._handlers.items():
+                if _signal.getsignal(number) == self._note:
+                    _signal.signal(number, handler)
+
+    def handle(self) -> None:
+        """Run the handlers of the signals that came, though one raises."""
+        with ExitStack() as later:
+            for number in reversed(self.came):
+                later.callback(self._handlers[number], number, _programs_frame())
 
 
 def _programs_frame() -> FrameType | None:

@@ -19,7 +19,6 @@ from pytest_torchmem.contexts import ORIGINALS, Around, numpy_in_place, pause_gc
 from pytest_torchmem.record import safe_points
 from pytest_torchmem.record.collector_count import KeptCount
 from pytest_torchmem.record.compiled.compiled_graphs import CompiledSources
-from pytest_torchmem.record.deferred_signals import DeferredSignals
 from pytest_torchmem.record.devices import (
     AllocatorHistory,
     CounterReader,
@@ -41,6 +40,7 @@ from pytest_torchmem.record.patches.python_tracing import (
     ImportWatch,
     ParsingWatch,
     TracingPause,
+    handlers_wait,
     note_graphs,
     quiet,
 )
@@ -148,7 +148,7 @@ class Recorder:
                 "be; measure outside it"
             )
         try:
-            with DeferredSignals():
+            with handlers_wait():
                 self._start()
         except BaseException:
             self.cancel()
@@ -249,7 +249,7 @@ class Recorder:
         Raises `RecordingError` where the recording cannot be interrupted.
         """
         self._ranges.require_none_open()
-        with DeferredSignals():
+        with handlers_wait():
             self._pause()
             try:
                 return self._assemble()
@@ -259,7 +259,7 @@ class Recorder:
     @untraced
     def stop(self) -> Trace:
         """End the recording, restore everything, and return all that was recorded."""
-        with DeferredSignals():
+        with handlers_wait():
             self._stop()
         return self._assemble(last=True)
 
@@ -333,7 +333,7 @@ class Recorder:
     def _interrupt(self) -> None:
         """End the session until `_go_on`; if a signal's handler raises, go on at once."""
         try:
-            with DeferredSignals():
+            with handlers_wait():
                 self._pause()
         except BaseException as error:
             if not isinstance(error, RecordingError):
@@ -341,7 +341,7 @@ class Recorder:
             raise
 
     def _go_on(self) -> None:
-        with DeferredSignals():
+        with handlers_wait():
             self._resume()
 
     def cancel(self) -> None:
@@ -425,7 +425,7 @@ class Recorder:
         if not self._let_go_once or long or self._may_keep():
             self._let_go_once = True
             # What a collection frees between two sessions nobody would see.
-            with self._count.kept(), DeferredSignals():
+            with self._count.kept(), handlers_wait():
                 ended = self._pause()
                 self._resume()
                 del ended
@@ -441,7 +441,7 @@ class Recorder:
         # At the end nothing is to be cut any more.
         if session is None or not session.is_undisturbed() or self._tracing.is_suspended:
             return
-        with self._count.kept(), DeferredSignals():
+        with self._count.kept(), handlers_wait():
             # A call that comes late may come in the next session.
             too_early = thread_time() - self._session_began_s < self._cut_after_s
             if too_early or (reason := self._in_the_way(session)):

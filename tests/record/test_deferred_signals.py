@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import FrameType
 
 import pytest
@@ -13,10 +14,11 @@ from torch import nn
 
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record import recorder
-from pytest_torchmem.record.deferred_signals import DeferredSignals
+from pytest_torchmem.record.owners import ownership
 from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.patches.python_tracing import handlers_wait
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.record.torch_api import profiler
+from pytest_torchmem.record.torch_api import modules, profiler
 from tests.measured import measured
 
 
@@ -174,7 +176,7 @@ def test_handlers_run_in_the_order_of_their_signals_though_one_raises(seen):
     told_within = []
 
     def ring_both() -> None:
-        with DeferredSignals(), DeferredSignals():
+        with handlers_wait(), handlers_wait():
             signal.raise_signal(signal.SIGUSR1)
             signal.raise_signal(signal.SIGUSR2)
             told_within.extend(seen)
@@ -188,10 +190,30 @@ def test_handlers_run_in_the_order_of_their_signals_though_one_raises(seen):
 
 def test_a_handler_that_the_block_sets_stays(seen):
     ours = signal.getsignal(signal.SIGUSR1)
-    with DeferredSignals():
+    with handlers_wait():
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
     signal.signal(signal.SIGUSR1, ours)
+
+
+def test_what_is_raised_while_we_ask_an_object_is_not_taken_for_its_answer(seen, monkeypatch):
+    """Many of those that are alive may raise anything where they are asked."""
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    module, asked = nn.Linear(32, 31), modules.parameters_of
+
+    def rung(found: nn.Module) -> object:
+        with suppress(TooLateError):
+            signal.raise_signal(signal.SIGUSR1)
+        return asked(found)
+
+    with monkeypatch.context() as asking:
+        asking.setattr(ownership, "parameters_of", rung)
+        loss = module(torch.ones(1, 32)).sum()
+        with pytest.raises(TooLateError):
+            loss.backward()
+    measurement.cancel()
+    assert nothing_is_left()
 
 
 def test_a_module_that_is_moved_is_recorded_on(seen, rings, monkeypatch):

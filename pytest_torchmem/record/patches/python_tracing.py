@@ -16,7 +16,8 @@ from threading import get_ident
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final, ParamSpec, TypeVar
 
-from pytest_torchmem.contexts import gc_paused
+from pytest_torchmem.contexts import Around, gc_paused
+from pytest_torchmem.record.deferred_signals import DeferredSignals
 from pytest_torchmem.record.patches import Installed, named
 from pytest_torchmem.record.torch_api import autograd, compiler, dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import (
@@ -154,7 +155,7 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
 
     The collector runs after a number of new objects: if it counted the method's, it would run
     earlier than without us. The recording of the method's calls would take longer than the calls.
-    Dynamo traces none of them.
+    Dynamo traces none of them, and handlers of signals run after it.
     """
 
     @wraps(method)
@@ -164,16 +165,49 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
         if _enter is not None and _leave is not None:
             thread_state = ctypes.c_void_p(_current())
             _enter(thread_state)
-        traced_by = set_frame_callback(None)
+        traced_by, signals = set_frame_callback(None), DeferredSignals()
         try:
+            signals.begin()
             with gc_paused(), dispatcher.unseen_by_modes():
                 return method(*args, **kwargs)
         finally:
+            signals.end()
             set_frame_callback(traced_by)
             if thread_state is not None:
                 _leave(thread_state)
+            if signals.came:
+                signals.handle()
 
     return quietly
+
+
+def handlers_wait() -> Around[DeferredSignals]:
+    """Have the handlers of signals wait for the end of the block."""
+    return Around(_defer, _handle)
+
+
+def _defer() -> DeferredSignals:
+    signals = DeferredSignals()
+    _unheard(signals.begin)
+    return signals
+
+
+def _handle(signals: DeferredSignals) -> None:
+    _unheard(signals.end)
+    signals.handle()
+
+
+def _unheard(step: Callable[[], None]) -> None:
+    """Keep what a step calls out of the recording."""
+    if _enter is None or _leave is None:
+        step()
+        return
+    thread_state = ctypes.c_void_p(_current())
+    _enter(thread_state)
+    try:
+        step()
+    finally:
+        _leave(thread_state)
 
 
 class ImportWatch:
