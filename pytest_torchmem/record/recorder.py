@@ -16,13 +16,11 @@ import numpy as np
 import torch
 
 from pytest_torchmem.contexts import ORIGINALS, Around, numpy_in_place, pause_gc, resume_gc
-from pytest_torchmem.record import safe_points
 from pytest_torchmem.record.collector_count import KeptCount
 from pytest_torchmem.record.compiled.compiled_graphs import CompiledSources
 from pytest_torchmem.record.devices import (
     AllocatorHistory,
     CounterReader,
-    HostGrowth,
     holds_memory,
     settle,
     synchronize,
@@ -45,6 +43,7 @@ from pytest_torchmem.record.patches.python_tracing import (
     quiet,
 )
 from pytest_torchmem.record.patches.threads import GlooWatch, ThreadWatch
+from pytest_torchmem.record.recording_size import IMPORTS, RecordingSize
 from pytest_torchmem.record.safe_points import SafePoints
 from pytest_torchmem.record.torch_api import autograd, compiler, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
@@ -52,7 +51,7 @@ from pytest_torchmem.record.tree.growing_tables import Rows, Tables, joined
 from pytest_torchmem.record.tree.kineto import CUT, MARKED, TreeReader, place_marks
 from pytest_torchmem.record.tree.lost_allocations import with_lost
 from pytest_torchmem.record.tree.python_calls import library_paths
-from pytest_torchmem.values.errors import LongBodyError, RecordingError
+from pytest_torchmem.values.errors import RecordingError
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.trace import (
     COMPILED_LINE,
@@ -60,7 +59,6 @@ from pytest_torchmem.values.trace import (
     MarkKind,
     Trace,
 )
-from pytest_torchmem.values.units import format_size
 
 # These need no place in the tree; the clock is good enough to order them.
 _OFF_TREE = frozenset({MarkKind.MODULE_SEEN, MarkKind.CALL})
@@ -72,12 +70,6 @@ _EVENTS_BETWEEN_CUTS: Final = 12_500
 _SOONEST_CUT_S: Final = 0.005
 _FIRST_CUT_S: Final = 0.01
 _LATEST_CUT_S: Final = 0.06
-# Where the tables of a body take more, we say so once: some 1,500,000 small operators.
-_MUCH_BYTES: Final = 512 * 2**20
-# Where a session that cannot be cut has grown to that, we say so once: 40,000 small operators.
-_MUCH_UNCUT_BYTES: Final = 128 * 2**20
-# What is in the way of a cut there.
-_IMPORTS: Final = "a module is imported there"
 # After a moment that is not safe, we look for another one that much later.
 _RETRY_S: Final = 0.005
 # Numbers of users are those of what is alive at these marks.
@@ -103,10 +95,8 @@ class Recorder:
         empties_cache: bool = False,
     ) -> None:
         self._device = device
-        self._say = say
-        self._held_bytes = self._event_count = self._own_ns = 0
-        #: What the body's reader must know of the recording, in a sentence each.
-        self.notes: tuple[str, ...] = ()
+        self._size = RecordingSize(say)
+        self._own_ns = 0
         self._counters = CounterReader(device, empties_cache=empties_cache)
         self._history = AllocatorHistory(device)
         self._reader = TreeReader()
@@ -122,7 +112,7 @@ class Recorder:
         self._let_go_once = False
         self._points = SafePoints(self._cut)
         self._cut_after_s = _FIRST_CUT_S
-        self._count, self._growth = KeptCount(), HostGrowth()
+        self._count = KeptCount()
         self._threads = ThreadWatch(device, self._history.keep_calls, self._lose_session)
         self._functorch = FunctorchWatch(
             self._watch.note_call, lambda: autograd.await_engine(self._device)
@@ -225,6 +215,11 @@ class Recorder:
     def _mark_in_tree(self, number: int) -> None:
         with self._functorch.heard(), profiler.RecordFunction(f"{MARKED}{number}"):
             pass
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that a reader of the numbers must know."""
+        return self._size.notes
 
     @untraced
     def mark(self, kind: MarkKind, text: str = "") -> int:
@@ -406,7 +401,7 @@ class Recorder:
     def _count_time(self) -> None:
         """Begin to count the time of a session."""
         self._session_began_s = thread_time()
-        self._growth.begin()
+        self._size.begin_session()
         self._points.after(self._cut_after_s)
 
     def _let_go(self) -> None:
@@ -446,7 +441,7 @@ class Recorder:
             too_early = thread_time() - self._session_began_s < self._cut_after_s
             if too_early or (reason := self._in_the_way(session)):
                 if not too_early:
-                    self._weigh_session(reason)
+                    self._size.look(reason)
                 self._show_cut()
                 self._points.after(_RETRY_S)
                 return
@@ -468,22 +463,8 @@ class Recorder:
         if self._functorch.within:
             return "a transform of torch.func is around that"
         if self._imports.importing:
-            return _IMPORTS
+            return IMPORTS
         return self._ranges.in_the_way(has_calls=session.has_calls) or self._points.in_the_way()
-
-    @quiet
-    def _weigh_session(self, reason: str) -> None:
-        """Say once that a session has become large which cannot be cut."""
-        # While the tracer rests, what grows is the importer's or the compiler's.
-        self._growth.look(counts=reason not in (_IMPORTS, open_ranges.COMPILES))
-        large = self._growth.size_bytes >= _MUCH_UNCUT_BYTES
-        if large and reason not in (_IMPORTS, open_ranges.COMPILES, safe_points.PASSING):
-            self._say_once(
-                f"this body's recording cannot be cut in {_place()}: {reason}; the process has "
-                f"grown by {format_size(self._growth.size_bytes)} beside its tensors meanwhile, "
-                "and the end of the recording takes up to ten times as much again; let the body "
-                "do less there, or measure a part of it in a test of its own"
-            )
 
     def _foresee(self, seconds: float, event_count: int) -> None:
         """Set the time after which the next session is cut, from what the last one recorded.
@@ -531,27 +512,10 @@ class Recorder:
                 total, number = self._history.allocated, self._reader.strings.number
                 tables = with_lost(tables, device, entries, number=number, allocated=total)
             self._segments.append(tables.packed())
-            self._weigh(self._segments[-1])
+            self._size.add(self._segments[-1])
             self._threads.look_at(result, self._reader.threads)
             self._own_ns += perf_counter_ns() - begin_ns
         return result
-
-    def _weigh(self, tables: Tables) -> None:
-        """Say once, while the body runs, that its recording has become large."""
-        self._held_bytes += tables.size_bytes
-        self._event_count += len(tables.events)
-        if self._held_bytes >= _MUCH_BYTES:
-            self._say_once(
-                f"this body's recording has {self._event_count:,} events and holds "
-                f"{format_size(self._held_bytes)} by now, and the analysis takes twice as much "
-                "again; let the body do less (a second step needs what the first one does), or "
-                "measure a part of it in a test of its own"
-            )
-
-    def _say_once(self, text: str) -> None:
-        if not self.notes:
-            self.notes = (str(LongBodyError(text)),)
-            self._say(self.notes[0])
 
     def _clock_mark(self, kind: MarkKind, text: str = "") -> int:
         self._marks.append((kind, time_ns(), -1, self._reader.strings.number(text)))
@@ -598,14 +562,6 @@ class Recorder:
             **(self._threads.meta() if self._history.requests is None else {}),
             "workspace_bytes": workspace_bytes(self._device),
         }
-
-
-def _place() -> str:
-    """Return the function of the program's that is running, and its line."""
-    libraries, frame = tuple(f"{folder}/" for folder in library_paths()), sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(libraries):
-        frame = frame.f_back
-    return f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
 
 
 def _collector_as_after_a_collection() -> Around[bool]:

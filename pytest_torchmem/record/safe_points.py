@@ -61,6 +61,8 @@ _PYTHONS: Final = re.compile(
 # Python's tracer notes at most so many of the functions that are open when it begins.
 _MOST_FRAMES: Final = 120
 _MOST_ADDRESSES: Final = 4096
+# A type that is made in a body would be garbage there, for the collector to find.
+_Addresses = ctypes.c_void_p * _MOST_ADDRESSES
 #: What is in the way of a cut for a moment.
 PASSING: Final = "a call begins there"
 # Python 3.10 has none: there, pending calls are made after the tracer was told of a call.
@@ -305,7 +307,7 @@ def _timers() -> Any:
 
 def _addresses() -> list[int]:
     """The addresses to which the functions on the stack of the process return, innermost first."""
-    buffer = (ctypes.c_void_p * _MOST_ADDRESSES)()
+    buffer = _Addresses()
     count = _timers().backtrace(buffer, _MOST_ADDRESSES)
     return [address or 0 for address in buffer[:count]]
 

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
-from pytest_torchmem.record import devices, recorder, safe_points
+from pytest_torchmem.record import devices, recorder, recording_size, safe_points
 from pytest_torchmem.record.safe_points import SafePoints
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.tree import growing_tables
@@ -443,7 +443,7 @@ def test_a_body_that_becomes_long_is_said_to_be_so_once_while_it_runs(
     x, said = torch.ones(3), list[str]()
     for much_bytes, most, expected in ((10**5, 50_000, 1), (10**9, 2_000, 0)):
         said.clear()
-        monkeypatch.setattr(recorder, "_MUCH_BYTES", much_bytes)
+        monkeypatch.setattr(recording_size, "_MUCH_BYTES", much_bytes)
         measurement = BodyMeasurement("cpu", say=said.append)
         measurement.start()
         more = most
@@ -515,7 +515,7 @@ def test_a_body_that_cannot_be_cut_is_said_to_grow_while_it_runs(
 ) -> None:
     said = list[tuple[int, str]]()
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(recorder, "_MUCH_UNCUT_BYTES", 3 * 2**20)
+    monkeypatch.setattr(recording_size, "_MUCH_UNCUT_BYTES", 3 * 2**20)
     # What earlier tests have freed would be taken again, and the process would not grow.
     resident = itertools.count(2**30, 3 * 2**20)
     monkeypatch.setattr(devices, "_private_bytes", lambda: next(resident))

@@ -48,6 +48,7 @@ _current = interpreter_call("PyThreadState_Get", ctypes.c_void_p)
 _set_profile = interpreter_call("PyEval_SetProfile", None)
 # A thread's state is larger in each release of Python; what is looked for is near its beginning.
 _STATE_WORDS: Final = 32
+_State = ctypes.c_size_t * _STATE_WORDS
 
 
 class TracingPause:
@@ -127,7 +128,7 @@ def _function_of_c(tracer: object) -> int:
         return 0
     trace = sys.gettrace()
     objects = [id(tracer), 0 if trace is None else id(trace)]
-    words = list((ctypes.c_size_t * _STATE_WORDS).from_address(_current()))
+    words = list(_State.from_address(_current()))
     places = (place for place in range(2, _STATE_WORDS) if words[place : place + 2] == objects)
     return next((words[place - 2] for place in places), 0)
 
