@@ -48,6 +48,7 @@ class DeferredSignals:
         self._defers = get_ident() == main_thread().ident and not DeferredSignals._is_on
 
     def begin(self) -> None:
+        """Put our own in the place of each handler."""
         if self._defers:
             DeferredSignals._is_on = True
             try:

@@ -201,8 +201,8 @@ class SafePoints:
             self._reached()
         finally:
             self._is_reached = False
-        if self._next_s is not None:
-            self.after(self._next_s)
+            if self._next_s is not None:
+                self.after(self._next_s)
         if self._dropped:
             raise self._dropped.pop(0)
 

@@ -47,23 +47,29 @@ def seen() -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def rings(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
-    """Have the n-th call of a method of the profiler's end with a signal, counted from now on."""
+def rings(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[profiler.Profiler]]:
+    """Have the next call of a method of the profiler's end with a signal; list all calls."""
 
-    def prepare(name: str, at: int) -> None:
-        method, count = getattr(profiler.Profiler, name), 0
+    def prepare(name: str) -> list[profiler.Profiler]:
+        method, called = getattr(profiler.Profiler, name), list[profiler.Profiler]()
 
         def counted(self: profiler.Profiler) -> object:
-            nonlocal count
-            count += 1
+            called.append(self)
             result = method(self)
-            if count == at:
+            if len(called) == 1:
                 signal.raise_signal(signal.SIGUSR1)
             return result
 
         monkeypatch.setattr(profiler.Profiler, name, counted)
+        return called
 
     return prepare
+
+
+def begun() -> BodyMeasurement:
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    return measurement
 
 
 def nothing_is_left() -> bool:
@@ -76,7 +82,7 @@ def nothing_is_left() -> bool:
 
 
 def test_what_is_raised_at_the_beginning_leaves_nothing(seen, rings):
-    rings("start", 1)
+    rings("start")
     with pytest.raises(TooLateError):
         measured(lambda: None)
     assert nothing_is_left()
@@ -84,9 +90,8 @@ def test_what_is_raised_at_the_beginning_leaves_nothing(seen, rings):
 
 @pytest.mark.parametrize("which", ["start", "stop"])
 def test_what_is_raised_at_a_mark_leaves_the_recording_whole(seen, rings, which):
-    measurement = BodyMeasurement("cpu")
-    measurement.start()
-    rings(which, 1)
+    measurement = begun()
+    rings(which)
     kept = torch.ones(1024)
 
     def within() -> None:
@@ -107,9 +112,8 @@ def test_what_is_raised_in_a_cut_leaves_the_recording_whole(seen, rings, which, 
         pytest.skip("nothing is cut here")
     monkeypatch.setattr(recorder, "_FIRST_CUT_S", 0.001)
     monkeypatch.setattr(recorder, "_SOONEST_CUT_S", 0.001)
-    measurement = BodyMeasurement("cpu")
-    measurement.start()
-    rings(which, 1)
+    measurement = begun()
+    cuts = rings(which)
     kept = torch.ones(1024)
 
     def loop() -> None:
@@ -119,6 +123,12 @@ def test_what_is_raised_in_a_cut_leaves_the_recording_whole(seen, rings, which, 
     with pytest.raises(TooLateError):
         loop()
     assert seen == ["loop"]
+    # The recording is cut again.
+    for _ in range(100_000):
+        torch.neg(kept)
+        if len(cuts) > 1:
+            break
+    assert len(cuts) > 1
     kept = torch.cat([kept, kept])
     assert measurement.stop().peak.total == 3 * 4096
     assert nothing_is_left()
@@ -126,9 +136,8 @@ def test_what_is_raised_in_a_cut_leaves_the_recording_whole(seen, rings, which, 
 
 @pytest.mark.parametrize("which", ["start", "stop"])
 def test_what_is_raised_beside_a_pause_leaves_the_recording_whole(seen, rings, which):
-    measurement = BodyMeasurement("cpu")
-    measurement.start()
-    rings(which, 1)
+    measurement = begun()
+    rings(which)
     kept = torch.ones(1024)
     with pytest.raises(TooLateError), measurement.paused():
         pass
@@ -142,11 +151,22 @@ def test_what_is_raised_beside_a_pause_leaves_the_recording_whole(seen, rings, w
 
 
 @pytest.mark.parametrize("which", ["start", "stop"])
+def test_what_is_raised_while_numbers_are_read_leaves_the_recording_whole(seen, rings, which):
+    measurement = begun()
+    rings(which)
+    kept = torch.ones(1024)
+    with pytest.raises(TooLateError):
+        measurement.profile_so_far()
+    kept = torch.cat([kept, kept])
+    assert measurement.stop().peak.total == 3 * 4096
+    assert nothing_is_left()
+
+
+@pytest.mark.parametrize("which", ["start", "stop"])
 def test_what_is_raised_at_the_end_leaves_nothing(seen, rings, which):
-    measurement = BodyMeasurement("cpu")
-    measurement.start()
+    measurement = begun()
     kept = torch.ones(1024).to_sparse()
-    rings(which, 1)
+    rings(which)
     with pytest.raises(TooLateError):
         measurement.stop()
     del kept
@@ -160,8 +180,7 @@ def test_what_is_raised_while_everything_is_restored_leaves_nothing(seen, monkey
         signal.raise_signal(signal.SIGUSR1)
         remove(self)
 
-    measurement = BodyMeasurement("cpu")
-    measurement.start()
+    measurement = begun()
     assert sys.unraisablehook is not replaced
     monkeypatch.setattr(Installed, "remove", rung)
     with pytest.raises(TooLateError):
@@ -198,8 +217,7 @@ def test_a_handler_that_the_block_sets_stays(seen):
 
 def test_what_is_raised_while_we_ask_an_object_is_not_taken_for_its_answer(seen, monkeypatch):
     """Many of those that are alive may raise anything where they are asked."""
-    measurement = BodyMeasurement("cpu")
-    measurement.start()
+    measurement = begun()
     module, asked = nn.Linear(32, 31), modules.parameters_of
 
     def rung(found: nn.Module) -> object:
@@ -218,10 +236,9 @@ def test_what_is_raised_while_we_ask_an_object_is_not_taken_for_its_answer(seen,
 
 def test_a_module_that_is_moved_is_recorded_on(seen, rings, monkeypatch):
     monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
-    measurement = BodyMeasurement("cpu")
-    measurement.start()
+    measurement = begun()
     module = nn.Linear(32, 32)
-    rings("stop", 1)
+    rings("stop")
     # Torch hands it on in an error of its own.
     with pytest.raises(RuntimeError, match="swap"):
         module.double()

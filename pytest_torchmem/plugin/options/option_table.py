@@ -73,8 +73,7 @@ OPTIONS: Final = (
     _option(
         "floor=SIZE",
         "a number less than this above its baseline never fails; a share is of the test's peak "
-        "without the workspaces of libraries "
-        "(default: 5%% up to 1MiB)",
+        "without the workspaces of libraries (default: 5%% up to 1MiB)",
         "5% up to 1MiB",
     ),
     _option(
