@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -57,12 +56,16 @@ def test_without_the_lock_an_entry_can_be_lost(tmp_path):
 
 @contextmanager
 def holding(folder, seconds):
-    """Yield another process once it holds the lock of a folder, which it does so long."""
+    """Yield another process once it holds the lock of a folder, which it does so long.
+
+    It leaves the file ``released`` there before it lets go.
+    """
     code = (
         "import time; from pathlib import Path\n"
         "from pytest_torchmem.store.files import locked\n"
-        f"with locked(Path({str(folder)!r})):\n"
-        f"    print('held', flush=True); time.sleep({seconds})\n"
+        f"folder = Path({str(folder)!r})\n"
+        "with locked(folder):\n"
+        f"    print('held', flush=True); time.sleep({seconds}); (folder / 'released').touch()\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
@@ -70,17 +73,15 @@ def holding(folder, seconds):
 
 
 def test_a_second_writer_waits_for_the_first(tmp_path):
-    with holding(tmp_path, 0.5):
-        start = time.monotonic()
-        with locked(tmp_path):
-            assert time.monotonic() - start > 0.3
+    with holding(tmp_path, 0.5), locked(tmp_path):
+        assert (tmp_path / "released").exists()
 
 
 def test_a_writer_that_was_killed_holds_nobody_up(tmp_path):
     with holding(tmp_path, 600) as other:
         other.kill()
     with locked(tmp_path):
-        pass
+        assert not (tmp_path / "released").exists()
 
 
 def test_a_writer_that_hangs_is_not_waited_for_for_ever(tmp_path, monkeypatch):

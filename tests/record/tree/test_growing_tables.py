@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-import mmap
 import sys
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pytest_torchmem.record.devices import _private_bytes
 from pytest_torchmem.record.tree import growing_tables
 from pytest_torchmem.record.tree.growing_tables import Rows, Tables
 from pytest_torchmem.values.packed import PackedTable
@@ -71,22 +70,19 @@ def session(count: int) -> Tables:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_memory_of_a_dropped_table_goes_back_to_the_system() -> None:
-    def resident_bytes() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
     # Once a larger piece was freed, the C library keeps smaller ones.
     np.ones(2**20)
-    before = resident_bytes()
+    before = _private_bytes()
     sessions, between = [], []
     for _ in range(100):
         sessions.append(session(20_000).packed())
         # What stays behind a table keeps the C library from giving the table's memory back.
         between.append(np.ones(5_000))
-    held = resident_bytes() - before
+    held = _private_bytes() - before
     size = sum(part.size_bytes for part in sessions)
     assert held > size
     sessions.clear()
-    assert resident_bytes() - before < held - 0.9 * size
+    assert _private_bytes() - before < held - 0.9 * size
 
 
 def test_packed_tables_are_as_they_were_and_take_a_fifth() -> None:

@@ -175,11 +175,13 @@ def traces_a_frame_above():
 def profiles_threads_that_live():
     if sys.version_info < (3, 12):
         return None
-    seen, go, stop = [], threading.Event(), threading.Event()
+    seen: list[str] = []
+    go, worked, stop = threading.Event(), threading.Event(), threading.Event()
 
     def run():
         go.wait()
         work()
+        worked.set()
         stop.wait()
 
     def note(frame, event, _):
@@ -190,7 +192,7 @@ def profiles_threads_that_live():
     thread.start()
     threading.setprofile_all_threads(note)
     go.set()
-    time.sleep(0.05)
+    worked.wait()
     threading.setprofile_all_threads(None)
     stop.set()
     thread.join()
