@@ -55,7 +55,6 @@ SLOW = (
     "tests/faults/",
     "tests/measuring/",
     "tests/plugin/item/test_growth_per_step.py",
-    "tests/plugin/run/test_interpreters.py",
     "tests/plugin/item/test_left_behind.py",
     "tests/plugin/item/test_real_bodies.py",
     "tests/plugin/item/test_real_estimates.py",
@@ -152,14 +151,14 @@ NIGHTLY: tuple[str, ...] = (
     "tests/test_regressions.py",
 )
 
-#: Each of these tests looks at everything that is alive, several times.
+#: Each of these tests looks at everything that is alive, several times. Those that need optimizers,
+#: which import torch's compiler, come behind the others.
 SEARCHES = (
-    "tests/plugin/item/test_growth_per_step.py",
-    "tests/plugin/run/test_interpreters.py",
-    "tests/plugin/item/test_left_behind.py",
-    "tests/plugin/item/test_real_bodies.py",
     "tests/record/holders/",
+    "tests/plugin/item/test_growth_per_step.py",
+    "tests/plugin/item/test_left_behind.py",
     "tests/record/owners/",
+    "tests/plugin/item/test_real_bodies.py",
 )
 
 #: What torch's compilers leave in memory makes each later look at the heap several times as long.
@@ -177,6 +176,14 @@ COMPILES = (
     "tests/record/undisturbed/",
     "tests/torch_names/test_memory_estimator.py",
 )
+
+_IMPORTED = pytest.StashKey[frozenset[str]]()
+
+
+@pytest.fixture(scope="session")
+def imported_before_a_test(pytestconfig: pytest.Config) -> frozenset[str]:
+    """Return what had been imported when all tests were known."""
+    return pytestconfig.stash[_IMPORTED]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -229,9 +236,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.nodeid.startswith(NIGHTLY)]
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    session.config.stash[_IMPORTED] = frozenset(sys.modules)
+
+
 def _turn(item: pytest.Item) -> int:
-    if item.nodeid.startswith(SEARCHES):
-        return 0
+    for place, searches in enumerate(SEARCHES):
+        if item.nodeid.startswith(searches):
+            return place - len(SEARCHES)
     if item.nodeid.startswith(COMPILES):
         return 3
     return 2 if item.get_closest_marker("slow") else 1

@@ -249,3 +249,11 @@ def test_no_module_of_tests_imports_torchs_compiler() -> None:
     assert {file.name: heavy for file in files if (heavy := heavy_imports(file.read_text()))} == {}
     assert heavy_imports("from torch._dynamo import config\nimport torch")
     assert not heavy_imports("def f():\n    import torch._dynamo")
+
+
+def test_no_call_in_a_module_of_tests_has_torch_import_its_compiler(
+    imported_before_a_test: frozenset[str],
+) -> None:
+    """As ``@torch.compiler.disable`` does to a function of a module."""
+    assert "pytest" in imported_before_a_test
+    assert [name for name in HEAVY if name in imported_before_a_test] == []

@@ -271,17 +271,16 @@ def within_another():
     return trained(model, compiled(lambda x: inner(x) + inner(x * 2)))
 
 
-@torch.compiler.disable(recursive=False)
-def as_it_is(x):
-    return x * 2
-
-
-@torch.compiler.assume_constant_result
-def a_constant():
-    return 3
-
-
 def has_side_effects():
+    # To name such a function imports the compiler.
+    @torch.compiler.disable(recursive=False)
+    def as_it_is(x):
+        return x * 2
+
+    @torch.compiler.assume_constant_result
+    def a_constant():
+        return 3
+
     model, x, kept = Layers(), torch.randn(2, 4), []
 
     def step():
