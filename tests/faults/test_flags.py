@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,82 +52,76 @@ class TestMethods(unittest.TestCase):
 def test_is_expected_to_be_over():
     torch.ones(4096)
 """
-PYTHON = {"no assertions": ("-O",), "for developers": ("-X", "dev")}
+UPDATE = ("-p", "no:cacheprovider", "--torchmem-update-baseline")
+TRACED = """
+import tracemalloc
+
+def pytest_sessionstart():
+    tracemalloc.start()
+
+def pytest_sessionfinish():
+    tracemalloc.stop()
+"""
 Found = tuple[dict[str, int], list[str], str]
 
 
-def found(
-    pytester: pytest.Pytester, python: tuple[str, ...] = (), arguments: tuple[str, ...] = ()
-) -> Found:
-    """Return the outcomes of a run, what it says of the tests that fail, and what it stores."""
-    stored = pytester.path / "__torchmem__"
-    shutil.rmtree(stored, ignore_errors=True)
-    result = pytester.run(
-        sys.executable,
-        *(*python, "-m", "pytest", "-p", "no:cacheprovider", "--torchmem-update-baseline"),
-        *arguments,
-    )
+def found(result: pytest.RunResult, folder: Path) -> Found:
+    """Return a run's outcomes, what it says of the tests that fail, and what it stores."""
     outcomes = {key: n for key, n in result.parseoutcomes().items() if "warning" not in key}
-    failures = [
-        line
-        for line in result.outlines
-        if re.match("(memory|retained) .* over the limit|memory: ", line)
-    ]
-    (file,) = stored.glob("*/test_it.json")
-    return outcomes, failures, file.read_text()
+    said = r"(memory|retained) .* over the limit|memory: |.* test_it\.py:\d+ test_"
+    failures = [line for line in result.outlines if re.match(said, line)]
+    assert "Traceback" not in f"{result.outlines}{result.errlines}"
+    (file,) = folder.glob("__torchmem__/*/test_it.json")
+    text = file.read_text()
+    file.unlink()
+    return outcomes, failures, text
 
 
-@pytest.fixture(scope="module")
-def as_ever() -> dict[str, Found]:
-    """What a run without options found, once for all."""
-    return {}
-
-
-def expect_as_ever(
-    as_ever: dict[str, Found], pytester: pytest.Pytester, *options: tuple[str, ...]
-) -> None:
+def as_ever(pytester: pytest.Pytester) -> Found:
+    """Return what a run without options finds."""
     pytester.makepyfile(test_it=TESTS)
-    if not as_ever:
-        as_ever["found"] = found(pytester, ("-B",))
-    outcomes, failures, _ = as_ever["found"]
+    expected = found(pytester.runpytest_inprocess(*UPDATE), pytester.path)
+    outcomes, failures, _ = expected
     assert outcomes == {"passed": 4, "failed": 2, "xfailed": 1}
-    assert len(failures) == 3
-    assert found(pytester, *options) == as_ever["found"]
+    told = "\n".join(failures)
+    assert "memory peaked at 528.2 KiB, +527.2 KiB (+52,725 %) over the limit of 1.0 KiB" in told
+    assert re.search(r"aten::addmm +Linear +test_it\.py:\d+ test_is_over", told)
+    return expected
 
 
-@pytest.mark.parametrize("name", PYTHON)
+# An isolated Python hears of no environment. Developers' mode checks Python's allocator, too.
+@pytest.mark.parametrize("options", [("-I", "-O"), ("-X", "dev")], ids=" ".join)
 def test_an_option_of_python_changes_nothing(
-    as_ever: dict[str, Found], pytester: pytest.Pytester, name: str
+    torch_pytester: pytest.Pytester, options: tuple[str, ...]
 ) -> None:
-    expect_as_ever(as_ever, pytester, ("-B", *PYTHON[name]))
+    expected = as_ever(torch_pytester)
+    result = torch_pytester.run(sys.executable, "-B", *options, "-m", "pytest", *UPDATE)
+    assert found(result, torch_pytester.path) == expected
 
 
-def test_pythons_checked_allocator_changes_nothing(
-    as_ever: dict[str, Found], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+def test_traced_allocations_and_another_way_to_import_change_nothing(
+    torch_pytester: pytest.Pytester,
 ) -> None:
-    monkeypatch.setenv("PYTHONMALLOC", "debug")
-    expect_as_ever(as_ever, pytester, ("-B",))
+    expected = as_ever(torch_pytester)
+    torch_pytester.makeconftest(TRACED)
+    result = torch_pytester.runpytest_inprocess(*UPDATE, "--import-mode=importlib")
+    assert found(result, torch_pytester.path) == expected
 
 
-def test_another_way_to_import_changes_nothing(
-    as_ever: dict[str, Found], pytester: pytest.Pytester
-) -> None:
-    expect_as_ever(as_ever, pytester, ("-B",), ("--import-mode=importlib",))
-
-
-@pytest.mark.parametrize("option", ["--setup-plan", "--setup-only", "--collect-only"])
 def test_what_runs_no_body_neither_fails_nor_changes_what_is_stored(
-    pytester: pytest.Pytester, option: str
+    torch_pytester: pytest.Pytester,
 ) -> None:
-    pytester.makepyfile(test_it=TESTS)
-    *_, stored = found(pytester)
-    (pytester.path / "test_it.py").write_text(TESTS.replace("size, 1024", "size, 2048"))
-    for arguments in (
-        ("--torchmem-strict", "--torchmem-require-baseline"),
-        ("--torchmem-update-baseline", "--torchmem-accept=new,grown,shrunk,unused"),
-    ):
-        result = pytester.run(sys.executable, "-m", "pytest", option, *arguments)
-        assert (result.ret, result.parseoutcomes().keys() - {"tests"}) == (0, set())
-        result.stdout.no_fnmatch_line("*memory:*")
-        (file,) = pytester.path.glob("__torchmem__/*/test_it.json")
-        assert file.read_text() == stored
+    torch_pytester.makepyfile(test_it=TESTS)
+    torch_pytester.runpytest_inprocess(*UPDATE).assert_outcomes(passed=4, failed=2, xfailed=1)
+    (file,) = torch_pytester.path.glob("__torchmem__/*/test_it.json")
+    stored = file.read_text()
+    (torch_pytester.path / "test_it.py").write_text(TESTS.replace("size, 1024", "size, 2048"))
+    for option in ("--setup-plan", "--setup-only", "--collect-only"):
+        for arguments in (
+            ("--torchmem-strict", "--torchmem-require-baseline"),
+            ("--torchmem-update-baseline", "--torchmem-accept=new,grown,shrunk,unused"),
+        ):
+            result = torch_pytester.runpytest_inprocess(option, *arguments)
+            assert (result.ret, result.parseoutcomes().keys() - {"tests"}) == (0, set())
+            result.stdout.no_fnmatch_line("*memory:*")
+            assert file.read_text() == stored
