@@ -68,9 +68,16 @@ class DeferredSignals:
         """Put the handlers back, where they are still ours."""
         if self._defers:
             DeferredSignals._is_on = False
-            for number, handler in self._handlers.items():
-                if _signal.getsignal(number) == self._note:
-                    _signal.signal(number, handler)
+            try:
+                self._put_back()
+            finally:
+                # One that is back already may have raised before the others were.
+                self._put_back()
+
+    def _put_back(self) -> None:
+        for number, handler in self._handlers.items():
+            if _signal.getsignal(number) == self._note:
+                _signal.signal(number, handler)
 
     def handle(self) -> None:
         """Run the handlers of the signals that came, though one raises."""

@@ -341,8 +341,8 @@ class Recorder:
 
     def cancel(self) -> None:
         """End the recording and restore everything, without looking at what was recorded."""
-        session, self._profiler = self._profiler, None
-        with ExitStack() as last:
+        with handlers_wait(), ExitStack() as last:
+            session, self._profiler = self._profiler, None
             last.callback(self._restore)
             self._ranges.close()
             if session is not None:

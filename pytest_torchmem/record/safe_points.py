@@ -43,7 +43,7 @@ from types import BuiltinFunctionType, FrameType, GeneratorType, MethodDescripto
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.patches.python_tracing import TracingPause
+from pytest_torchmem.record.patches.python_tracing import unheard
 from pytest_torchmem.record.patches.threads import UnknownThreads
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
@@ -169,18 +169,14 @@ class SafePoints:
         # A timer that has run out and is set again might not make its call any more.
         return exists and (not now.is_running() or self._set(0))
 
+    # To record these calls would take longer than the calls.
+    @unheard
     def in_the_way(self) -> str:
         """Return what is open: an operator, a function of ours, a new function of C; "" for none.
 
         A function of C is new where it was called after `begin`. Only ``reached`` may ask.
         """
-        # To record these calls would take longer than the calls.
-        tracing = TracingPause()
-        tracing.suspend()
-        try:
-            return self._stack_in_the_way() or _frames_in_the_way()
-        finally:
-            tracing.resume()
+        return self._stack_in_the_way() or _frames_in_the_way()
 
     def _stack_in_the_way(self) -> str:
         addresses, began = _addresses(), self._began

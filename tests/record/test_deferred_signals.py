@@ -6,20 +6,27 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import FrameType
+from threading import get_ident
+from types import FrameType, SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
-from pytest_torchmem.record import recorder
+from pytest_torchmem.record import deferred_signals, recorder
 from pytest_torchmem.record.owners import ownership
-from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.patches.python_tracing import handlers_wait
+from pytest_torchmem.record.patches import Installed, python_tracing
+from pytest_torchmem.record.patches.python_tracing import (
+    TracingPause,
+    handlers_wait,
+    quiet,
+    unheard,
+)
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import modules, profiler
 from tests.measured import measured
+from tests.record.undisturbed.state import hears_calls
 
 
 class TooLateError(Exception):
@@ -173,7 +180,8 @@ def test_what_is_raised_at_the_end_leaves_nothing(seen, rings, which):
     assert nothing_is_left()
 
 
-def test_what_is_raised_while_everything_is_restored_leaves_nothing(seen, monkeypatch):
+@pytest.mark.parametrize("end", [BodyMeasurement.stop, BodyMeasurement.cancel])
+def test_what_is_raised_while_everything_is_restored_leaves_nothing(seen, monkeypatch, end):
     replaced, remove = sys.unraisablehook, Installed.remove
 
     def rung(self: Installed) -> None:
@@ -184,7 +192,7 @@ def test_what_is_raised_while_everything_is_restored_leaves_nothing(seen, monkey
     assert sys.unraisablehook is not replaced
     monkeypatch.setattr(Installed, "remove", rung)
     with pytest.raises(TooLateError):
-        measurement.stop()
+        end(measurement)
     monkeypatch.undo()
     assert sys.unraisablehook is replaced
     assert nothing_is_left()
@@ -245,3 +253,71 @@ def test_a_module_that_is_moved_is_recorded_on(seen, rings, monkeypatch):
     kept = torch.ones(1 << 16)
     assert measurement.stop().peak.total >= kept.nbytes
     assert nothing_is_left()
+
+
+def ringing_after(function: Callable[..., object]) -> Callable[..., object]:
+    """Call a function; a signal comes when the first call has been made."""
+    calls = []
+
+    def rung(*arguments: object) -> object:
+        calls.append(function(*arguments))
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGUSR1)
+        return calls[-1]
+
+    return rung
+
+
+def pause() -> None:
+    tracing = TracingPause()
+    try:
+        tracing.suspend()
+    finally:
+        tracing.resume()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="nothing is suspended on Python 3.10")
+@pytest.mark.parametrize("name", ["_enter", "_leave"])
+@pytest.mark.parametrize("by", [quiet, unheard, lambda _: pause], ids=["hook", "call", "pause"])
+def test_calls_are_heard_after_a_handler_has_raised(seen, monkeypatch, name, by):
+    with monkeypatch.context() as ringing:
+        ringing.setattr(python_tracing, name, ringing_after(getattr(python_tracing, name)))
+        with pytest.raises(TooLateError):
+            by(lambda: None)()
+    assert hears_calls()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="nothing is suspended on Python 3.10")
+def test_calls_are_heard_after_a_handler_has_raised_at_the_end_of_a_rest(seen, monkeypatch):
+    resume, calls = TracingPause.resume, []
+
+    def rung(self: TracingPause) -> None:
+        # Called by `suspend`, too.
+        calls.append(self.is_suspended)
+        if sum(calls) == 1 and calls[-1]:
+            signal.raise_signal(signal.SIGUSR1)
+        resume(self)
+
+    with monkeypatch.context() as ringing:
+        ringing.setattr(TracingPause, "resume", rung)
+        with pytest.raises(TooLateError):
+            python_tracing._resting_on(get_ident())(lambda: None)()
+    assert hears_calls()
+
+
+def test_each_handler_is_back_though_one_raises_while_others_are_put_back(seen, monkeypatch):
+    another = signal.signal(signal.SIGUSR2, signal.default_int_handler)
+    waiting = deferred_signals.DeferredSignals()
+    waiting.begin()
+    put_back = signal.signal
+
+    def rung(number: int, handler: signal.Handlers) -> None:
+        put_back(number, handler)
+        if number == signal.SIGUSR1:
+            signal.raise_signal(number)
+
+    functions = SimpleNamespace(getsignal=signal.getsignal, signal=rung)
+    monkeypatch.setattr(deferred_signals, "_signal", functions)
+    with pytest.raises(TooLateError):
+        waiting.end()
+    assert signal.signal(signal.SIGUSR2, another) is signal.default_int_handler

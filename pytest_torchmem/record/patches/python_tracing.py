@@ -77,8 +77,11 @@ class TracingPause:
             # Called here so that it is not first called while suspended.
             self.resume()
             thread_state = ctypes.c_void_p(_current())
-            # Deep in a recursion the call fails, and there is nothing to undo.
-            _enter(thread_state)
+            try:
+                _enter(thread_state)
+            except BaseException as error:
+                _leave_after(error, thread_state)
+                raise
             self._thread_state = thread_state
 
     def resume(self) -> None:
@@ -161,25 +164,68 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(method)
     def quietly(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        thread_state = None
-        # What `TracingPause` does, before anything else: all calls from here on would be recorded.
-        if _enter is not None and _leave is not None:
-            thread_state = ctypes.c_void_p(_current())
-            _enter(thread_state)
-        traced_by, signals = set_frame_callback(None), DeferredSignals()
+        # What `unheard` does, before anything else: all calls from here on would be recorded.
+        thread_state = signals = None
         try:
-            signals.begin()
-            with gc_paused(), dispatcher.unseen_by_modes():
-                return method(*args, **kwargs)
+            if _enter is not None:
+                thread_state = ctypes.c_void_p(_current())
+                _enter(thread_state)
+        except BaseException as error:
+            _leave_after(error, thread_state)
+            raise
+        try:
+            traced_by, signals = set_frame_callback(None), DeferredSignals()
+            try:
+                signals.begin()
+                with gc_paused(), dispatcher.unseen_by_modes():
+                    return method(*args, **kwargs)
+            finally:
+                try:
+                    signals.end()
+                finally:
+                    set_frame_callback(traced_by)
         finally:
-            signals.end()
-            set_frame_callback(traced_by)
-            if thread_state is not None:
-                _leave(thread_state)
-            if signals.came:
-                signals.handle()
+            try:
+                if thread_state is not None:
+                    _leave(thread_state)
+            finally:
+                if signals is not None and signals.came:
+                    signals.handle()
 
     return quietly
+
+
+def unheard(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Suspend tracers and profilers that were set in Python while a function runs.
+
+    A signal's handler may raise after any call; the suspension ends all the same.
+    """
+    if _enter is None:
+        return function
+    enter = _enter
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        thread_state = None
+        try:
+            thread_state = ctypes.c_void_p(_current())
+            enter(thread_state)
+        except BaseException as error:
+            _leave_after(error, thread_state)
+            raise
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _leave(thread_state)
+
+    return call
+
+
+def _leave_after(error: BaseException, thread_state: ctypes.c_void_p | None) -> None:
+    """Undo a call of ``_enter`` that a signal's handler has raised after."""
+    # Deep in a recursion the call itself fails, and there is nothing to undo.
+    if thread_state is not None and not isinstance(error, RecursionError):
+        _leave(thread_state)
 
 
 def handlers_wait() -> Around[DeferredSignals]:
@@ -187,28 +233,21 @@ def handlers_wait() -> Around[DeferredSignals]:
     return Around(_defer, _handle)
 
 
+@unheard
 def _defer() -> DeferredSignals:
     signals = DeferredSignals()
-    _unheard(signals.begin)
+    signals.begin()
     return signals
 
 
 def _handle(signals: DeferredSignals) -> None:
-    _unheard(signals.end)
-    signals.handle()
-
-
-def _unheard(step: Callable[[], None]) -> None:
-    """Keep what a step calls out of the recording."""
-    if _enter is None or _leave is None:
-        step()
-        return
-    thread_state = ctypes.c_void_p(_current())
-    _enter(thread_state)
     try:
-        step()
+        _end(signals)
     finally:
-        _leave(thread_state)
+        signals.handle()
+
+
+_end: Final = unheard(DeferredSignals.end)
 
 
 class ImportWatch:
@@ -254,6 +293,8 @@ class ImportWatch:
             if self.importing:
                 return load(name, import_)
             compiler_is_new = not compiler.has_begun()
+            # One that a signal's handler has kept from its end.
+            self._resume()
             resting = self._resting = pause_beside_others()
             self.importing = True
             try:
@@ -287,11 +328,15 @@ def _resting_on(thread: int) -> Callable[[Callable[..., object]], Callable[..., 
                 return original(*args, **kwargs)
             # Such a function calls another: each has a pause of its own.
             tracing = pause_beside_others()
-            tracing.suspend()
             try:
+                tracing.suspend()
                 return original(*args, **kwargs)
             finally:
-                tracing.resume()
+                try:
+                    tracing.resume()
+                finally:
+                    # The handler of a signal may have raised when the call began.
+                    tracing.resume()
 
         if isinstance(original, FunctionType):
             # Dynamo looks for the first frame that is not its own: it may be a disabled function's.
@@ -362,9 +407,11 @@ class CompilationWatch:
 
     @untraced
     def _go_on(self) -> None:
-        self._done()
-        self._tracing.resume()
-        see_returns()
+        try:
+            self._done()
+        finally:
+            self._tracing.resume()
+            see_returns()
 
 
 class ParsingWatch:
