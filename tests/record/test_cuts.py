@@ -379,6 +379,23 @@ def test_a_call_that_is_on_its_way_is_waited_for() -> None:
     assert reached
 
 
+def test_a_call_is_waited_for_though_the_machine_stands_still_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    points, waited = SafePoints(lambda: None), list[float]()
+
+    def is_coming() -> bool:
+        return len(waited) < 5
+
+    # A clock on which an hour is over each time.
+    clock = itertools.count(0, 3600).__next__
+    monkeypatch.setattr(safe_points, "monotonic", clock, raising=False)
+    monkeypatch.setattr(safe_points, "sleep", waited.append)
+    monkeypatch.setattr(safe_points, "_is_coming", is_coming)
+    points.hold()
+    assert len(waited) == 5
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_process_leaves_the_recording_alone() -> None:
     reached = list[int]()
