@@ -371,6 +371,7 @@ def raising(error: type[BaseException]) -> Callable[[], None]:
     return body
 
 
+@pytest.mark.usefixtures("compiler_is_imported")
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("end", ["stop", "cancel"])
 def test_an_exception_in_a_body_leaves_nothing_behind(error: type[BaseException], end: str) -> None:
