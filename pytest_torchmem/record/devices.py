@@ -63,8 +63,10 @@ def _find_device(name: str | None) -> torch.device:
 
 
 def _cuda_reserves() -> bool:
-    """Return whether CUDA's allocator has reserved memory on any device."""
+    """Return whether CUDA's allocator has reserved memory on any device, and can say so."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    if allocator.allocator_backend(torch.device("cuda")) == _PLUGGABLE:
         return False
     devices = (torch.device("cuda", place) for place in range(torch.cuda.device_count()))
     return any(allocator.memory_stats(d).get("reserved_bytes.all.current") for d in devices)
@@ -106,9 +108,12 @@ def _missing(name: str) -> str | None:
 def _require_counters(device: torch.device) -> None:
     """Raise `DeviceError` for a device whose allocator would report zero for everything."""
     if (backend := allocator.allocator_backend(device)) not in ("", "native"):
+        remedy = "take backend out of PYTORCH_CUDA_ALLOC_CONF"
+        if backend == _PLUGGABLE:
+            remedy = "give it to a torch.cuda.MemPool instead of change_current_allocator"
         raise DeviceError(
             f"{device} cannot be measured: its allocator is {backend}, which does not say what was "
-            "requested; take backend out of PYTORCH_CUDA_ALLOC_CONF"
+            f"requested; {remedy}"
         )
     held = torch.empty(1, dtype=torch.uint8, device=device)
     counted = allocator.memory_stats(device).get("allocated_bytes.all.current")
@@ -141,6 +146,9 @@ def _require_reports(device: torch.device) -> None:
         )
     _reporting.add(device.type)
 
+
+# The backend's name where a program has put its own allocator in the place of torch's.
+_PLUGGABLE: Final = "pluggable"
 
 # Kinds of devices whose allocators are known to tell the profiler.
 _reporting: Final[set[str]] = set()

@@ -81,6 +81,18 @@ def test_the_first_gpu_is_taken_unless_one_is_named():
     assert find_device("cpu") == torch.device("cpu")
 
 
+def test_an_allocator_of_the_programs_own_is_named_before_it_is_asked(gpu, monkeypatch):
+    def not_supported(device: torch.device) -> dict[str, Any]:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+
+    gpu["backend"] = "pluggable"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", not_supported)
+    with pytest.raises(DeviceError, match=r"its allocator is pluggable.*MemPool"):
+        find_device("cuda")
+    assert find_device("cpu") == torch.device("cpu")
+
+
 def test_a_device_that_counts_nothing_is_an_error_and_not_the_cpu(gpu):
     gpu["stats"] = {}
     with pytest.raises(DeviceError, match="counts nothing"):

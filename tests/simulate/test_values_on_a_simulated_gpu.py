@@ -161,6 +161,57 @@ def test_random_numbers_can_be_cast_to_eight_bits():
 
 
 @pytest.mark.usefixtures("exact")
+def test_the_scale_of_a_result_in_eight_bits_multiplies():
+    ones = torch.ones(16, 16, device=CUDA).to(torch.float8_e4m3fn)
+    one, four = torch.ones((), device=CUDA), torch.full((), 4.0, device=CUDA)
+    product = torch._scaled_mm(ones, ones.t(), one, one, scale_result=four, out_dtype=ones.dtype)
+    assert product.float().cpu().eq(16 * 4).all()
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize(("rows", "columns", "tiles", "group"), [(16, 64, 2, 32), (24, 256, 8, 64)])
+def test_a_product_with_packed_weights_of_four_bits_is_that_of_their_numbers(
+    rows, columns, tiles, group
+):
+    numbers = (torch.arange(rows * columns) * 7919 % 16).view(rows, columns)
+    scales = torch.linspace(0.5, 2, columns // group * rows * 2).view(-1, rows, 2).bfloat16()
+    left = torch.linspace(-1, 1, 3 * columns).view(3, columns).bfloat16()
+    two_each = (numbers[:, ::2] << 4 | numbers[:, 1::2]).to(torch.uint8)
+    packed = torch._convert_weight_to_int4pack(two_each.to(CUDA), tiles)
+    of_word, of_row = (columns // (16 * tiles), 32, tiles // 2), scales.float().transpose(0, 1)
+    product = torch._weight_int4pack_mm(left.to(CUDA), packed, group, scales.to(CUDA))
+    weight = (numbers.view(rows, -1, group) - 8) * of_row[..., :1] + of_row[..., 1:]
+    assert packed.shape == (rows // 8, *of_word)
+    expected = left.float() @ weight.view(rows, columns).T
+    torch.testing.assert_close(product.float().cpu(), expected, rtol=1e-2, atol=1e-1)
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_word_of_packed_weights_has_the_columns_that_a_lane_reads():
+    columns = torch.arange(32).div(2, rounding_mode="floor").expand(8, 32)
+    two_each = (columns[:, ::2] << 4 | columns[:, 1::2]).to(torch.uint8)
+    packed = torch._convert_weight_to_int4pack(two_each.to(CUDA), 2).view(8, 4).cpu()
+    # Lane t has columns 2 t, 2 t + 1 and each eight further; here both have their half as value.
+    words = [sum((lane + 4 * at) * 0x10001 << 4 * at for at in range(4)) for lane in range(4)]
+    assert (packed.long() & 0xFFFFFFFF).tolist() == [words] * 8
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.usefixtures("exact")
+def test_observers_of_each_channel_find_what_they_find_on_the_host():
+    """Their kernels give the ranges and scales that they are given the size of what they find."""
+    from torch.ao.quantization import default_fused_per_channel_wt_fake_quant as observer
+
+    weight = torch.linspace(-2, 3, 32).sin().view(4, 8)
+    on_host, on_gpu = observer(), observer().to(CUDA)
+    for factor in (1, 2):
+        expected = on_host(weight * factor)
+        torch.testing.assert_close(on_gpu((weight * factor).to(CUDA)).cpu(), expected)
+    for name, value in on_host.state_dict().items():
+        torch.testing.assert_close(on_gpu.state_dict()[name].cpu(), value)
+
+
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_what_is_changed_in_place_is_changed_once(name):
     values = torch.linspace(-2, 3, 24).view(4, 6)

@@ -64,6 +64,11 @@ at::Tensor of_bias(const at::Tensor& of_gates, bool has_bias) {
   return has_bias ? of_gates.sum(0) : at::Tensor();
 }
 
+// --- weights of four bits, eight to a word, as tensor cores read them ----------------------------------
+
+// A word has two neighbours in each of four places, eight columns apart; the first neighbours come first.
+at::Tensor places_in_word() { return at::arange(0, 32, 4, at::kInt).view({2, 4}); }
+
 }  // namespace
 
 Stack flash_attention_backward(const Stack& given) {
@@ -181,6 +186,31 @@ Stack batch_norm_backward_elemt(const Stack& given) {
   of_input = of_input - (values - along_channels(given[2].toTensor(), values)) * along_channels(slope, values);
   const at::Tensor factor = weight.defined() ? scale * weight : scale;
   return {of_input * along_channels(factor, values)};
+}
+
+// Eight rows and four words are a warp's 32 lanes. A byte has two columns, the first one in its high bits.
+Stack pack_weight_of_int4(const Stack& given) {
+  const at::Tensor bytes = given[0].toTensor().to(at::kInt);
+  const int64_t words = given[1].toInt() / 2, columns = 2 * bytes.size(1);
+  const at::Tensor values = at::stack({bytes.bitwise_right_shift(4), bytes.bitwise_and(15)}, -1)
+                                .view({-1, 8, columns / (32 * words), words, 4, 4, 2})
+                                .permute({0, 2, 1, 5, 3, 6, 4});
+  const at::Tensor packed = values.bitwise_left_shift(places_in_word()).sum({5, 6}, false, at::kInt);
+  return {packed.flatten(2, 3)};
+}
+
+// Each row has a scale, and a value for what is 8, for so many columns.
+Stack mm_with_packed_int4(const Stack& given) {
+  const at::Tensor left = given[0].toTensor(), packed = given[1].toTensor();
+  const int64_t tiles = packed.size(0), outer = packed.size(1), words = packed.size(3);
+  const at::Tensor values = packed.view({tiles, outer, 8, 4, words, 1, 1})
+                                .bitwise_right_shift(places_in_word())
+                                .bitwise_and(15)
+                                .permute({0, 2, 1, 4, 6, 3, 5})
+                                .reshape({8 * tiles, -1, given[2].toInt()});
+  const at::Tensor scales = given[3].toTensor().to(at::kFloat).transpose(0, 1).unsqueeze(2);
+  const at::Tensor weight = (values - 8) * scales.select(-1, 0) + scales.select(-1, 1);
+  return {left.to(at::kFloat).matmul(weight.flatten(1).t()).to(left.scalar_type())};
 }
 
 // Forward keeps something for backward on the CPU alone.

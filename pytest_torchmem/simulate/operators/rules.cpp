@@ -27,7 +27,7 @@ const Names kLeftAlone = {
 
 const Names kHeavy = {
     "mm*", "bmm*", "addmm*", "_addmm*", "addbmm*", "baddbmm*", "addmv*", "mv", "_grouped_mm*",
-    "_scaled_mm*", "convolution*", "_convolution*", "cudnn_convolution*", "slow_conv*", "_slow_conv*",
+    "_scaled_mm*", "_scaled_grouped_mm*", "_int_mm*", "_weight_int*", "convolution*", "_convolution*", "cudnn_convolution*", "slow_conv*", "_slow_conv*",
     "_conv*", "conv_*", "linalg_*", "_linalg_*", "cholesky*", "lu_*",
     "_scaled_dot_product*", "_flash_attention*", "_efficient_attention*", "triangular_solve*", "ormqr*", "geqrf*", "_cdist*", "_trilinear", "_fft_*", "grid_sampler*",
 };
@@ -105,6 +105,13 @@ Arguments of_histc(const Arguments& given) {
   return taken;
 }
 
+// cuBLAS multiplies by the scale of a result in eight bits; the CPU's kernel divides by it.
+Arguments of_scaled_mm(const Arguments& given) {
+  Arguments taken = given;
+  if (given[5].isTensor() && given[5].toTensor().defined()) taken[5] = given[5].toTensor().reciprocal();
+  return taken;
+}
+
 // Bilinear, with zeros around and aligned corners.
 Arguments of_grid_sampler(const Arguments& given) { return {given[0], given[1], 0, 0, true}; }
 Arguments of_grid_sampler_backward(const Arguments& given) {
@@ -125,6 +132,7 @@ constexpr StandIn kStandIns[] = {
     {"cudnn_batch_norm", "aten::native_batch_norm", as_given},
     {"cudnn_batch_norm_backward", "aten::native_batch_norm_backward", of_batch_norm_backward},
     {"histc", "aten::histc", of_histc},
+    {"_scaled_mm", "aten::_scaled_mm", of_scaled_mm},
     {"cudnn_grid_sampler", "aten::grid_sampler_2d", of_grid_sampler},
     {"cudnn_grid_sampler_backward", "aten::grid_sampler_2d_backward", of_grid_sampler_backward},
     {"_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_for_cpu",
@@ -162,6 +170,8 @@ const Composed kComposed[] = {
     {"_embedding_bag", embedding_bag},
     {"_embedding_bag_forward_only", embedding_bag},
     {"cudnn_convolution_relu", convolution_relu},
+    {"_convert_weight_to_int4pack", pack_weight_of_int4},
+    {"_weight_int4pack_mm", mm_with_packed_int4},
     {"_cudnn_ctc_loss", cudnn_ctc_loss},
     {"batch_norm_stats", batch_norm_stats},
     {"batch_norm_gather_stats", batch_norm_gather_stats},
@@ -306,8 +316,9 @@ Rule rule_of(const std::string& name) {
   rule.is_check = is_one_of(name, {"_is_all_true"});
   rule.asserts = is_one_of(name, {"_assert_async"});
   rule.finds_all = rule.is_check || is_one_of(name, {"all"});
-  // Its kernel computes on the host, with what it has copied there.
-  rule.reads_for_itself = is_one_of(name, {"linalg_eig", "linalg_eigvals", "_linalg_eigvals"});
+  // Its kernel computes on the host, with what it has copied there, or checks there what it has just found.
+  rule.reads_for_itself = is_one_of(
+      name, {"linalg_eig", "linalg_eigvals", "_linalg_eigvals", "_fused_moving_avg_obs_fq_helper"});
   rule.runtime_writes = is_one_of(name, kRuntimeWrites);
   rule.overwrites = is_one_of(name, kOverwrites);
   rule.looks_for_overflow = is_one_of(name, {"_amp_foreach_non_finite_check_and_unscale_"});

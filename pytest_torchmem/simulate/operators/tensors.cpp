@@ -102,7 +102,9 @@ thread_local std::vector<Saved*> all_saved;
 
 }  // namespace
 
-Saved::Saved(const at::Tensor& tensor) : tensor_(tensor) { all_saved.push_back(this); }
+Saved::Saved(const at::Tensor& tensor) : tensor_(tensor), sizes_(tensor.sizes().vec()) {
+  all_saved.push_back(this);
+}
 
 Saved::~Saved() { all_saved.erase(std::find(all_saved.begin(), all_saved.end(), this)); }
 
@@ -118,7 +120,7 @@ void Saved::before_writes() {
 }
 
 void Saved::restore() const {
-  if (!bytes_) return;
+  if (!bytes_ || tensor_.sizes() != at::IntArrayRef(sizes_)) return;
   const char* from = bytes_->data();
   for_each_run(tensor_, [&](char* start, size_t bytes) {
     std::memcpy(start, from, bytes);

@@ -31,7 +31,8 @@ void note_values(const at::Tensor& tensor, bool exact);
 void forget_values(const at::Tensor& tensor);
 
 // The values of a tensor, and a way to write them back. Most kernels leave them alone, so they are
-// copied when this thread is about to write to the device, and not before.
+// copied when this thread is about to write to the device, and not before. A kernel that gives its
+// argument another size, as observers do with what they find of each channel, leaves nothing to write back.
 class Saved {
  public:
   explicit Saved(const at::Tensor& tensor);
@@ -44,6 +45,7 @@ class Saved {
 
  private:
   const at::Tensor tensor_;
+  const std::vector<int64_t> sizes_;
   std::optional<std::vector<char>> bytes_;
 };
 
