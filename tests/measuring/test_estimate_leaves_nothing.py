@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_torchmem import estimate, measure
 from pytest_torchmem.record.fake.stand_ins.unknown import UnknownNumber
+from pytest_torchmem.record.owners import live_objects
 from pytest_torchmem.values.errors import EstimateError
 
 
@@ -149,6 +150,29 @@ def test_a_cache_of_the_program_holds_no_fake_tensor(model):
     mask.cache_clear()
     estimate(lambda: model(mask(32) @ X).sum())
     assert type(mask(32)) is torch.Tensor
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_cache_that_a_collection_made_old_holds_no_fake_tensor(model, generation):
+    mask.cache_clear()
+
+    def program():
+        table = mask(32)
+        gc.collect(generation)
+        return model(table @ X).sum()
+
+    estimate(program)
+    assert type(mask(32)) is torch.Tensor
+
+
+@pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
+def test_an_estimate_that_leaves_nothing_looks_at_nothing_that_was_there(model, monkeypatch):
+    looks = []
+    monkeypatch.setattr(live_objects, "instances_of", lambda kinds: looks.append(kinds) or [])
+    estimate(model, X)
+    assert looks == []
+    estimate(lambda: (gc.collect(), model(X))[1])
+    assert len(looks) == 1
 
 
 def test_a_cache_that_gets_a_graph_is_refused_in_words_and_stays_without(model):

@@ -24,9 +24,10 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import torch
 
+from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.fake.stand_ins.unknown import UnknownNumber
 from pytest_torchmem.record.fake.substitution import global_names, refers_to, refill
-from pytest_torchmem.record.heap import instances_of
+from pytest_torchmem.record.owners.live_objects import collections_so_far, instances_since
 from pytest_torchmem.record.torch_api import fake_tensors, switches
 from pytest_torchmem.record.torch_api.modules import OWN_ATTRIBUTES
 
@@ -73,15 +74,18 @@ def held_by_modules(roots: Iterable[torch.nn.Module]) -> list[object]:
 @contextlib.contextmanager
 def put_back(holders: Iterable[object], mode: fake_tensors.FakeTensorMode) -> Iterator[None]:
     """Leave the holders and torch's switches as they were, and no fake of ``mode`` in any cache."""
-    undo = [*_switches(), *(put for holder in holders for put in _remembered(holder, mode))]
-    try:
-        yield
-    finally:
-        for restore in undo:
-            restore()
-        if _alive(mode):
-            gc.collect()
-            _let_go(mode)
+    # Without collections, what was made is young, and to find it takes no look at everything.
+    with gc_paused():
+        seen = collections_so_far()
+        undo = [*_switches(), *(put for holder in holders for put in _remembered(holder, mode))]
+        try:
+            yield
+        finally:
+            for restore in undo:
+                restore()
+            if _alive(mode, seen):
+                gc.collect()
+                _let_go(mode)
 
 
 def _switches() -> list[_Restore]:
@@ -252,9 +256,12 @@ def _restore_plain(found: MutableMapping[_Key, Any], before: dict[_Key, object])
         found[key] = before[key]
 
 
-def _alive(mode: fake_tensors.FakeTensorMode) -> list[fake_tensors.FakeTensor]:
-    """Return the fake tensors of a mode that somebody still holds."""
-    return [fake for fake in instances_of([fake_tensors.FakeTensor]) if fake.fake_mode is mode]
+def _alive(
+    mode: fake_tensors.FakeTensorMode, seen: tuple[int, ...] = ()
+) -> list[fake_tensors.FakeTensor]:
+    """Return the fake tensors of a mode that somebody still holds, made since then or whenever."""
+    fakes = instances_since(seen, fake_tensors.FakeTensor)
+    return [fake for fake in fakes if fake.fake_mode is mode]
 
 
 def _let_go(mode: fake_tensors.FakeTensorMode) -> None:

@@ -89,16 +89,16 @@ class Census:
 
     def find(self) -> list[object]:
         """Return every living instance of the classes."""
-        seen, found = _collections(), None
+        seen, found = collections_so_far(), None
         if seen and seen == self._seen:
             found = self._known_and_young()
             if not self._is_complete(found):
                 self._modules = [weakref.ref(module) for module in _modules_with(self._released)]
                 found = self._known_and_young()
             # A collection may have run just now.
-            if self._is_complete(found) and seen == _collections():
+            if self._is_complete(found) and seen == collections_so_far():
                 return self._remember(found, seen)
-            seen = _collections()
+            seen = collections_so_far()
         looked = self._look()
         if found is not None and self._references is not None:
             self._find_holders(set(map(id, looked)) - set(map(id, found)), looked)
@@ -109,10 +109,10 @@ class Census:
 
         These alone may be out of sight after it.
         """
-        seen, found = _collections(), None
+        seen, found = collections_so_far(), None
         if seen and seen == self._seen:
             found = self._remembered_and_young()
-        if found is None or seen != _collections():
+        if found is None or seen != collections_so_far():
             found = self.find()
         return [thing for thing in found if not is_a(thing, self._released)]
 
@@ -131,7 +131,7 @@ class Census:
         """Refer to none of the released instances any more, not even weakly."""
         seen = self._seen
         found = self._known_and_young() if seen else []
-        if not seen or seen != _collections() or not self._is_complete(found):
+        if not seen or seen != collections_so_far() or not self._is_complete(found):
             self.forget()
             return
         self._since_freeze, self._freeze_count = [], 0
@@ -168,7 +168,7 @@ class Census:
         else:
             _make_old()
         now = (middle + looks, old + 1, frozen)
-        undisturbed = _where_others_stand() == others and _collections() == now
+        undisturbed = _where_others_stand() == others and collections_so_far() == now
         self._seen = now if undisturbed else ()
 
     def _remember(self, found: list[object], seen: tuple[int, ...]) -> list[object]:
@@ -201,8 +201,7 @@ class Census:
         return _each_once(found, self._beside(found))
 
     def _remembered_and_young(self) -> list[object]:
-        young = [thing for g in (0, 1) for thing in instances_among(self._classes, get_objects(g))]
-        return _each_once(_alive(self._known), young)
+        return _each_once(_alive(self._known), _young(self._classes))
 
 
 # Python looks at everything once so large a part of it is new.
@@ -337,7 +336,21 @@ def _references(found: list[object], classes: Iterable[type[object]]) -> dict[in
     return {id(kind): sys.getrefcount(kind) - instances[id(kind)] for kind in kinds}
 
 
-def _collections() -> tuple[int, ...]:
+def instances_since(seen: tuple[int, ...], *classes: type[_T]) -> list[_T]:
+    """Return the instances that were made since `collections_so_far` returned ``seen``.
+
+    With them may come others. Where no collection has made any of them old, all are young, and this
+    looks at nothing else.
+    """
+    young = _young(classes)
+    return young if seen and seen == collections_so_far() else instances_of(classes)
+
+
+def _young(classes: tuple[type[_T], ...]) -> list[_T]:
+    return [thing for g in (0, 1) for thing in instances_among(classes, get_objects(g))]
+
+
+def collections_so_far() -> tuple[int, ...]:
     """Count the collections of the second and third generation, and the frozen objects.
 
     Empty where that says nothing.
