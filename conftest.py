@@ -59,7 +59,6 @@ SLOW = (
     "tests/plugin/item/test_real_bodies.py",
     "tests/plugin/item/test_real_estimates.py",
     "tests/plugin/item/test_tracebacks.py",
-    "tests/plugin/item/test_sending.py::test_reports_that_pytest_keeps_hold_nothing",
     "tests/plugin/item/test_sending.py::test_where_memory_comes_from_is_looked_for",
     "tests/plugin/options/test_option_accept.py::test_a_module",
     "tests/plugin/options/test_option_ask.py",

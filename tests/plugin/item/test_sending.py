@@ -35,9 +35,9 @@ def test_a_recording_that_is_too_large_stays(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_reports_that_pytest_keeps_hold_nothing_of_what_was_measured(
-    pytester: pytest.Pytester,
+    torch_pytester: pytest.Pytester,
 ) -> None:
-    pytester.makeconftest(
+    torch_pytester.makeconftest(
         """
         import pytest
         from pytest_torchmem.plugin.run import workers
@@ -54,7 +54,7 @@ def test_reports_that_pytest_keeps_hold_nothing_of_what_was_measured(
             terminalreporter.write_line(f"{sum(carried)} carried, {sum(held)} of {len(held)} hold")
         """
     )
-    pytester.makepyfile(
+    torch_pytester.makepyfile(
         """
         import pytest, torch
 
@@ -64,7 +64,7 @@ def test_reports_that_pytest_keeps_hold_nothing_of_what_was_measured(
             torch.ones(3)
         """
     )
-    run = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    run = torch_pytester.runpytest_inprocess("-p", "no:cacheprovider")
     run.assert_outcomes(passed=2)
     run.stdout.fnmatch_lines(["2 carried, 0 of 2 hold"])
 
@@ -100,13 +100,13 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def test_where_memory_comes_from_is_looked_for_where_somebody_wants_it(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    torch_pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytester.makeconftest(COUNTING)
-    pytester.makepyfile(ORIGINS)
+    torch_pytester.makeconftest(COUNTING)
+    torch_pytester.makepyfile(ORIGINS)
 
     def carried(*arguments: str) -> str:
-        run = pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
+        run = torch_pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
         return next(line for line in run.outlines if line.startswith("carried"))
 
     assert carried("--torchmem-update-baseline") == "carried [1]"
