@@ -6,9 +6,6 @@ the new numbers and is green again. Every test below asks what these runs said a
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -331,37 +328,34 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def found() -> list[Runs]:
+    """The runs, once they were made."""
+    return []
+
+
+@pytest.fixture
+def runs(found: list[Runs], torch_pytester: pytest.Pytester) -> Runs:
     """What four runs of a project said: before, after and after accepting the regressions."""
-    folder = tmp_path_factory.mktemp("project")
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    for story in STORIES:
-        story.write(folder, story.code)
-    stored = run(folder, "--torchmem-update-baseline")
-    for story in STORIES:
-        story.write(folder, story.regressed)
-    regressed = run(folder)
-    accepted, afterwards = run(folder, "--torchmem-update-baseline"), run(folder)
-    return Runs(stored, regressed, accepted, afterwards)
+    if not found:
+        project = torch_pytester
+        project.makeini("[pytest]\n")
+        for story in STORIES:
+            story.write(project.path, story.code)
+        stored = run(project, "--torchmem-update-baseline")
+        for story in STORIES:
+            story.write(project.path, story.regressed)
+        regressed = run(project)
+        accepted, afterwards = run(project, "--torchmem-update-baseline"), run(project)
+        found.append(Runs(stored, regressed, accepted, afterwards))
+    return found[0]
 
 
-def run(folder: Path, *options: str) -> dict[str, str]:
-    """Run the project's tests in a process of their own; return the first lines of failures."""
-    report = folder / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}"]
-    command += ["--torchmem-device=cpu"]
-    # Python tells an edit of the same second and length apart from nothing.
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [*command, *options],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    cases = list(ElementTree.parse(report).iter("testcase"))
-    assert len(cases) == len(STORIES), done.stdout + done.stderr
+def run(project: pytest.Pytester, *options: str) -> dict[str, str]:
+    """Run the project's tests; return the first lines of failures."""
+    arguments = ("-p", "no:cacheprovider", "--junitxml=report.xml", "--torchmem-device=cpu")
+    project.runpytest_inprocess(*arguments, *options)
+    cases = list(ElementTree.parse(project.path / "report.xml").iter("testcase"))
+    assert len(cases) == len(STORIES)
     failures = ((case.get("name", ""), case.find("failure")) for case in cases)
     return {
         name.removeprefix("test_"): (failure.text or "").partition("\n")[0]
