@@ -67,12 +67,23 @@ for path in sys.argv[1:]:
 print(json.dumps(printed))
 """
 
+RUN_TESTS = """
+import json, sys
+import pytest
+
+tests, with_baseline = json.loads(sys.argv[1])
+sys.exit(
+    pytest.main(["--torchmem-update-baseline", *tests])
+    or pytest.main(["--torchmem-require-baseline", *with_baseline])
+)
+"""
+
 
 def run_examples(folder: Path, examples: Iterable[str]) -> dict[str, str]:
     """Run examples and return what each script printed, by its text.
 
-    All scripts run in one process, and all tests in another. Those with a baseline, which that one
-    stores, are compared with it in a third.
+    All scripts run in one process, and all tests in another. Those with a baseline, which their run
+    stores, are compared with it in a second run.
     """
     ini = "[pytest]\naddopts = -p no:cacheprovider\ntorchmem_device = cpu\n"
     (folder / "pytest.ini").write_text(ini)
@@ -90,9 +101,8 @@ def run_examples(folder: Path, examples: Iterable[str]) -> dict[str, str]:
             scripts[example] = name
     done = run(folder, "-c", RUN_SCRIPTS, *scripts.values())
     assert done.returncode == 0, done.stderr
-    for option, files in (("update", tests), ("require", with_baseline)):
-        tested = run(folder, "-m", "pytest", f"--torchmem-{option}-baseline", *files)
-        assert tested.returncode == 0, tested.stdout + tested.stderr
+    tested = run(folder, "-c", RUN_TESTS, json.dumps([tests, with_baseline]))
+    assert tested.returncode == 0, tested.stdout + tested.stderr
     stored = {path.stem for path in folder.glob("__torchmem__/*/*.json")}
     assert stored <= {Path(name).stem for name in with_baseline}
     return dict(zip(scripts, json.loads(done.stdout), strict=True))
