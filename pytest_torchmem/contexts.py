@@ -90,8 +90,8 @@ def _leave_modules(left: dict[str, object]) -> None:
 
 
 _BORROWED: Final = (
-    *("builtins", "gc", "inspect", "io", "json", "numpy", "os", "os.path", "pathlib", "platform"),
-    *("subprocess", "tempfile", "threading", "time", "weakref", "zlib"),
+    *("builtins", "gc", "inspect", "io", "json", "linecache", "numpy", "os", "os.path"),
+    *("pathlib", "platform", "subprocess", "tempfile", "threading", "time", "weakref", "zlib"),
 )
 # A recording puts its own in these places, and takes them out by itself while originals are back.
 _RECORDERS: Final = (

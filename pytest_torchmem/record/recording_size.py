@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from pytest_torchmem.contexts import ORIGINALS
 from pytest_torchmem.record.devices import HostGrowth
 from pytest_torchmem.record.patches.open_ranges import COMPILES
 from pytest_torchmem.record.patches.python_tracing import quiet
@@ -44,14 +45,16 @@ class RecordingSize:
     @quiet
     def look(self, reason: str) -> None:
         """Say that a session has become large which cannot be cut, for that ``reason``."""
-        self._growth.look(counts=reason not in _OTHERS)
-        if self._growth.size_bytes >= _MUCH_UNCUT_BYTES and reason not in (*_OTHERS, PASSING):
-            self._say_once(
-                f"this body's recording cannot be cut in {_place()}: {reason}; the process has "
-                f"grown by {format_size(self._growth.size_bytes)} beside its tensors meanwhile, "
-                "and the end of the recording takes up to ten times as much again; let the body "
-                "do less there, or measure a part of it in a test of its own"
-            )
+        # The body may have replaced ``open``: what that raises would be raised in the body.
+        with ORIGINALS.back():
+            self._growth.look(counts=reason not in _OTHERS)
+            if self._growth.size_bytes >= _MUCH_UNCUT_BYTES and reason not in (*_OTHERS, PASSING):
+                self._say_once(
+                    f"this body's recording cannot be cut in {_place()}: {reason}; the process has "
+                    f"grown by {format_size(self._growth.size_bytes)} beside its tensors "
+                    "meanwhile, and the end of the recording takes up to ten times as much again; "
+                    "let the body do less there, or measure a part of it in a test of its own"
+                )
 
     def add(self, tables: Tables) -> None:
         """Add the tables of a session, and say so where all are large."""

@@ -331,6 +331,49 @@ def test_a_call_from_an_extension_is_no_safe_moment() -> None:
     assert safe == [True, False]
 
 
+def failing(*_: object, **__: object) -> None:
+    raise ZeroDivisionError
+
+
+def test_a_body_that_cannot_be_cut_may_replace_what_we_look_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks, look = list[str](), recording_size.RecordingSize.look
+
+    def looking(self: recording_size.RecordingSize, reason: str) -> None:
+        looks.append(reason)
+        look(self, reason)
+
+    def between(value: object) -> object:
+        sites[0]()
+        return len(str(value))
+
+    monkeypatch.setattr(recording_size.RecordingSize, "look", looking)
+    monkeypatch.setattr(recorder, "_FIRST_CUT_S", 0.0)
+    measurement, sites = BodyMeasurement("cpu"), Sites(1)
+    measurement.start()
+    sites.fill()
+    with monkeypatch.context() as of_the_body:
+        for name in ("io.open", "os.fspath", "pathlib.Path.read_text"):
+            of_the_body.setattr(name, failing)
+        np.frompyfunc(between, 1, 1)(1)
+    measurement.stop()
+    assert looks
+
+
+def test_a_body_may_replace_what_we_read_generated_code_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = dict[str, Any]()
+    exec(compile("def add(x): return x + 1", "<made>", "exec"), names)
+    measurement, x = BodyMeasurement("cpu"), torch.ones(4)
+    measurement.start()
+    names["add"](x)
+    with monkeypatch.context() as of_the_body:
+        of_the_body.setattr("linecache.getlines", failing)
+        assert measurement.stop().peak.input == x.nbytes
+
+
 def test_no_session_begins_or_ends_while_the_timers_thread_may_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
