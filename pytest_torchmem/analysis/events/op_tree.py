@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -390,20 +391,31 @@ class ModulePaths:
 
     def __init__(self, tree: OpTree) -> None:
         trace, edges = tree.trace, tree.trace.module_edges
-        ranks = tree.mark_ranks[edges["mark"]].tolist()
+        strings, ranks = trace.strings, tree.mark_ranks[edges["mark"]].tolist()
+        born = edges[edges["parent"] == 0]
+        self._births: dict[int, list[int]] = defaultdict(list)
+        for child, mark in zip(born["child"].tolist(), born["mark"].tolist(), strict=True):
+            self._births[child].append(mark)
         self._edges: dict[int, list[_Edge]] = {}
-        columns = (edges[name].tolist() for name in ("child", "mark", "parent"))
-        names = ([trace.strings[n] for n in edges[c].tolist()] for c in ("name", "class_name"))
-        for child, mark, parent, rank, name, class_name in zip(
-            *columns, ranks, *names, strict=True
+        # Each backward pass notes all places again: the first note says what later ones do.
+        noted: dict[int, set[tuple[int, int, int, int]]] = defaultdict(set)
+        columns = ("child", "mark", "parent", "name", "class_name")
+        for rank, child, mark, parent, name, class_name in zip(
+            ranks, *(edges[column].tolist() for column in columns), strict=True
         ):
-            self._edges.setdefault(child, []).append(_Edge(mark, rank, parent, name, class_name))
+            if not parent:
+                noted[child].clear()
+            place = (parent, self.end(parent, mark), name, class_name)
+            if place not in noted[child]:
+                noted[child].add(place)
+                edge = _Edge(mark, rank, parent, strings[name], strings[class_name])
+                self._edges.setdefault(child, []).append(edge)
         calls = trace.module_calls
         called = zip(calls["module"].tolist(), calls["class_name"].tolist(), strict=True)
         self._called: dict[int, str] = {}
         for module, number in called:
             self._called.setdefault(module, trace.strings[number])
-        self._edge_ranks: list[float] = sorted(ranks)
+        self._edge_ranks = sorted(edge.rank for each in self._edges.values() for edge in each)
         self._known: dict[tuple[int, int, int], str] = {}
 
     def path(self, module: int, rank: float, since: int = _LAST) -> str:
@@ -411,7 +423,7 @@ class ModulePaths:
 
         If it is the module of the mark ``since``, which may be dead, the path is its last one.
         """
-        before = self._end(module, since)
+        before = self.end(module, since)
         # Between two edges no path changes.
         key = (module, bisect_right(self._edge_ranks, rank), before)
         if key not in self._known:
@@ -419,10 +431,11 @@ class ModulePaths:
             self._known[key] = ".".join((best.class_name, *best.names)).strip(".")
         return self._known[key]
 
-    def _end(self, module: int, since: int) -> int:
+    def end(self, module: int, since: int) -> int:
         """Return the mark at which another module had the ``id()`` of the one at ``since``."""
-        edges = self._edges.get(module, [])
-        return next((e.mark for e in edges if e.parent == 0 and e.mark > since), _LAST)
+        births = self._births.get(module, ())
+        later = bisect_right(births, since)
+        return births[later] if later < len(births) else _LAST
 
     def _best(self, paths: list[_Path]) -> _Path:
         """The path by which a user knows a module that can be reached by several.
@@ -456,7 +469,7 @@ class ModulePaths:
         # What came before an id was first met was another module's.
         births = [i for i, edge in enumerate(current) if edge.parent == 0]
         parents = {
-            (edge.parent, edge.name, self._end(edge.parent, edge.mark))
+            (edge.parent, edge.name, self.end(edge.parent, edge.mark))
             for edge in current[births[-1] + 1 if births else 0 :]
         }
         paths = [

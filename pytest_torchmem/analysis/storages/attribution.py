@@ -413,7 +413,13 @@ class Attribution:
         storages = of_owner[rows]
         named = (owners[c][rows] for c in ("module", "name", "kind", "mark"))
         columns = (c.tolist() for c in (storages, died[storages], *named))
+        noted: set[tuple[int, ...]] = set()
         for storage, rank, module, name, kind, mark in zip(*columns, strict=True):
+            # Each backward pass notes again what modules hold.
+            holding = (storage, module, name, kind, self._paths.end(module, mark))
+            if holding in noted:
+                continue
+            noted.add(holding)
             path = self._paths.path(module, rank, mark)
             text = op_tree.folded(f"{path}.{tree.trace.strings[name]}")
             key = (storage, kind)

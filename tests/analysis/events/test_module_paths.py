@@ -72,3 +72,31 @@ def test_a_module_that_is_dead_has_the_path_of_its_last_moment():
     paths, end = ModulePaths(tree), float(len(tree.depth))
     assert paths.path(2, end, registered) == "Sequential.0"
     assert paths.path(1, end) == "Head.weighted"
+
+
+def test_a_place_that_is_noted_again_is_kept_once():
+    """Each backward pass notes the places of all modules, and a body may have thousands."""
+    b = TraceBuilder()
+    for child, parent in ((1, 0), (2, 0)):
+        b.part_of(child, parent, "", mark=b.mark(MarkKind.MODULE_SEEN))
+    for name in ("first", "first", "second", "first"):
+        b.part_of(2, 1, name, mark=b.mark(MarkKind.MODULE_SEEN))
+    paths = ModulePaths(tree := build_op_tree(b.build()))
+    assert [edge.name for edge in paths._edges[2]] == ["", "first", "second"]
+    assert paths.path(2, float(len(tree.depth))) == "Net.first"
+
+
+def test_a_place_in_a_module_of_the_same_id_is_another_one():
+    b = TraceBuilder()
+
+    def seen(child: int, parent: int, name: str, class_name: str = "Net") -> None:
+        b.part_of(child, parent, name, class_name, b.mark(MarkKind.MODULE_SEEN))
+
+    seen(1, 0, "", "Before")
+    seen(2, 0, "")
+    seen(2, 1, "part")
+    seen(1, 0, "", "After")
+    seen(2, 1, "part")
+    paths = ModulePaths(tree := build_op_tree(b.build()))
+    assert [edge.name for edge in paths._edges[2]] == ["", "part", "part"]
+    assert paths.path(2, float(len(tree.depth))) == "After.part"
