@@ -122,6 +122,7 @@ SLOW = (
 #: a run that names them, their file or their folder has them.
 NIGHTLY: tuple[str, ...] = (
     "tests/accelerator/test_memdev.py",
+    "tests/analysis/storages/test_labels.py::test_labels_are_right_for_compiled_code[inductor_transformer]",
     "tests/analysis/storages/test_labels.py::test_labels_are_right_for_transformers",
     "tests/analysis/torch_view/test_torch_labels.py",
     "tests/distributed/test_launchers.py",
@@ -147,6 +148,7 @@ NIGHTLY: tuple[str, ...] = (
     "tests/record/undisturbed/test_programs.py::test_a_program_ends_as_without_a_measurement[nightly",
     "tests/store/test_baseline_scale.py",
     "tests/stress/",
+    "tests/test_examples.py::test_numbers_do_not_depend_on_the_order_of_tests",
     "tests/test_regressions.py",
 )
 

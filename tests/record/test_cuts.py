@@ -242,8 +242,10 @@ def test_nobody_can_tell_where_a_body_was_cut(
     look(0)
     whole, whole_told, count = look(0)
     assert not count
-    more = (2,) if request.config.getoption("nightly", False) else ()
-    for nth in (1, *more, 5) if in_expressions else (1, 3):
+    more = request.config.getoption("nightly", False)
+    # Of expressions every second: some sessions have one operator, and some have several.
+    few, many = ((2,), (1, 2, 5)) if in_expressions else ((1,), (1, 3))
+    for nth in many if more else few:
         cut, cut_told, count = look(nth)
         assert count > (2 if nth == 1 else 0)
         assert cut_told == whole_told
