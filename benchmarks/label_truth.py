@@ -28,7 +28,6 @@ these count as wrong where the engine calls them ACTIVATION, which they are.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
@@ -43,6 +42,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.workloads import Declarations, Workload
+from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.values.contributors import Category
 
 T = TypeVar("T")
@@ -307,9 +307,9 @@ def find_truth(workload: Workload, hooks_allowed: bool = True) -> Truth:
     Without ``hooks_allowed`` saved tensors are only known from the workload's own word.
     """
     witness = Witness()
-    gc.collect()
     hooks = torch.autograd.graph.saved_tensors_hooks
     with (
+        gc_paused(),
         torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
         ) as profile,
@@ -319,7 +319,6 @@ def find_truth(workload: Workload, hooks_allowed: bool = True) -> Truth:
         body = workload(witness)
         witness.look()
         witness.has_backward = False
-        gc.collect(1)  # since the last one nothing has become old
         witness.note(None)
         body()
         witness.note(None)
