@@ -458,8 +458,8 @@ def is_ended_by_an_alarm():
         raise TooLateError
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 0.02)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
         # An alarm that was lost must not keep us here.
         for _ in range(10_000):
             work()
