@@ -217,8 +217,8 @@ def test_all_that_an_estimate_puts_in_place_is_in_the_table(
             monkeypatch, lambda: estimate(model, x, backward=False, device="cuda")
         )
     listed = {patch.name for patch in PATCHES if patch.during is During.ESTIMATING}
-    listed.discard(fake_tensors.ASKED_BY_TRANSFORMERS)  # it need not be installed
-    assert {*training, *inference} == listed
+    # It need not be imported, and may have been.
+    assert {*training, *inference} | {fake_tensors.ASKED_BY_TRANSFORMERS} == listed
 
 
 def test_nothing_is_put_in_place_by_an_import() -> None:
