@@ -408,8 +408,12 @@ class HostGrowth:
         """Add to ``size_bytes`` what has been added since the last look, if it ``counts``."""
         if self._count is None:
             return
+        try:
+            private_bytes = _private_bytes()
+        except OSError:
+            return  # the body has as many files open as it may
         self._tensors = max(self._tensors, self._count())
-        begins, grown = not self._highest, _private_bytes() - self._tensors - self._highest
+        begins, grown = not self._highest, private_bytes - self._tensors - self._highest
         if begins or grown > 0:
             self._highest += grown
         if counts and not begins and 0 < grown < _MOST_AT_ONCE:

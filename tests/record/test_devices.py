@@ -5,6 +5,7 @@ A machine without a GPU stands in for one with: torch's own functions are replac
 
 from __future__ import annotations
 
+import errno
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -192,6 +193,24 @@ def test_a_process_grows_by_what_is_neither_of_tensors_nor_there_at_once(
     for _ in resident_mib:
         growth.look()
     assert growth.size_bytes == expected_mib << 20
+
+
+def test_a_look_at_a_process_that_may_open_no_more_files_fails_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resident = iter([100, None, 101])
+
+    def private_bytes() -> int:
+        if (mib := next(resident)) is None:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return mib << 20
+
+    monkeypatch.setattr(devices, "_private_bytes", private_bytes)
+    monkeypatch.setattr(profiler, "cpu_total", lambda: lambda: 0)
+    growth = devices.HostGrowth()
+    for _ in range(3):
+        growth.look()
+    assert growth.size_bytes == 1 << 20
 
 
 def test_growth_of_others_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
