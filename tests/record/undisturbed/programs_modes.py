@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import tempfile
 from contextlib import contextmanager
@@ -169,7 +170,11 @@ def shards_a_model():
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
         fully_shard(model, mesh=DeviceMesh("cpu", [0]))
         model(torch.randn(3, 4)).sum().backward()
-        return [p.grad.to_local() for p in model.parameters()]
+        gradients = [p.grad.to_local() for p in model.parameters()]
+    # Torch leaves the group in a cycle, with its files, until the collector runs.
+    del model
+    gc.collect()
+    return gradients
 
 
 @nightly
