@@ -734,23 +734,27 @@ def test_an_assertion_on_values_is_told_from_a_failure_of_memory(pytester, argum
             sums = torch.ones(8 << 20, device="cuda") + 3
             torch.testing.assert_close(sums, sums + 1)
 
+        def test_sums_that_differ():
+            with pytest.raises(AssertionError):
+                assert (torch.ones(8 << 20, device="cuda") * 3).sum().item() == 0
+
         @pytest.mark.memory_budget("1MiB", device="cuda")
         def test_memory():
-            torch.ones(8 << 20, device="cuda")
+            (torch.ones(8 << 20, device="cuda") * 3).sum().item()
         """
     )
     plain = ("-p", "no:asyncio", "-p", "no:cacheprovider")
     run = pytester.runpytest_subprocess(*plain, *arguments)
-    run.assert_outcomes(failed=3, passed=1)
+    run.assert_outcomes(failed=4, passed=1)
     run.stdout.fnmatch_lines(
         [
             "*Captured simulated GPU call*",
             "the body read values that are not exact on a simulated GPU once, first in *.py:4; *",
-            "torchmem: 1 of the failures are assertions in bodies that had read values*",
+            "torchmem: 2 of the failures are assertions in bodies that had read values*",
             "torchmem: 1 of the tests that passed had read values which are not exact*",
         ]
     )
-    assert str(run.stdout).count("Captured simulated GPU call") == 1
+    assert str(run.stdout).count("Captured simulated GPU call") == 2
 
 
 @pytest.mark.usefixtures("exact")
