@@ -126,6 +126,7 @@ NIGHTLY: tuple[str, ...] = (
     "tests/analysis/storages/test_labels.py::test_labels_are_right_for_transformers",
     "tests/analysis/torch_view/test_torch_labels.py",
     "tests/distributed/test_launchers.py",
+    "tests/faults/test_flags.py::test_an_option_of_python_changes_nothing[-O]",
     "tests/faults/test_fuzz.py::test_ten_thousand",
     "tests/faults/test_killed_updates.py::test_th",
     "tests/faults/test_killed_updates.py::test_updates_that_are_killed_with_their_workers",
