@@ -1,4 +1,4 @@
-"""Pytest under torchrun: ranks that run the same tests in one folder."""
+"""``torchrun -m pytest``: ranks that run the same tests in one folder."""
 
 from __future__ import annotations
 
@@ -74,49 +74,23 @@ def test_fsdp(fsdp):
 """
 
 
-#: Both runs of a rank in one process: to start two more would take longer than the runs.
-RUNS = """
-import contextlib
-import os
-import pathlib
-import sys
-
-import pytest
-
-rank = os.environ["RANK"]
-for name, options, more in (
-    ("stored", ["--torchmem-update-baseline", "--torchmem-report=run.json"], "0"),
-    ("grown", ["--torchmem-require-baseline"], "4096"),
-):
-    os.environ["MORE"] = more
-    with open(f"{name}-rank{rank}.txt", "w") as file, contextlib.redirect_stdout(file):
-        code = pytest.main(options)
-    pathlib.Path(f"{name}-rank{rank}.code").write_text(str(int(code)))
-"""
+def pytest_job(folder: Path, *options: str, **environment: str):
+    here = str(Path(__file__).parent)
+    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    return run(*TORCHRUN, "-m", "pytest", *options, folder=folder, PYTHONPATH=path, **environment)
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
-    """A project whose two ranks store their baselines and write reports; then one of them grows."""
+    """A project whose two ranks have stored their baselines and written reports."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_job.py").write_text(TESTS)
-    (folder / "runs.py").write_text(RUNS)
-    here = str(Path(__file__).parent)
-    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-    done = run(*TORCHRUN, "runs.py", folder=folder, PYTHONPATH=path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for rank in range(RANKS):
-        code, said = said_by(folder, "stored", rank)
-        assert code == 0, said
-        assert f"memory: {len(NAMES)} new" in said
+    stored = pytest_job(folder, "--torchmem-update-baseline", "--torchmem-report=run.json")
+    assert stored.returncode == 0, stored.stdout + stored.stderr
+    count = len(NAMES)
+    assert stored.stdout.count(f"memory: {count} new") == RANKS
     return folder
-
-
-def said_by(folder: Path, name: str, rank: int) -> tuple[int, str]:
-    """Return how a rank's run of pytest ended and what it printed."""
-    path = folder / f"{name}-rank{rank}"
-    return int(path.with_suffix(".code").read_text()), path.with_suffix(".txt").read_text()
 
 
 def test_each_rank_has_baselines_and_a_report_of_its_own(project):
@@ -141,13 +115,12 @@ def test_the_reports_of_all_ranks_are_results_of_a_job(project):
 
 
 def test_a_test_that_grows_on_one_rank_fails_there_alone(project):
-    (code, unchanged), (failed, grown) = (said_by(project, "grown", rank) for rank in range(RANKS))
-    assert (code, failed) == (0, 1)
-    assert "FAILED" not in unchanged
-    assert grown.count("FAILED test_job.py::") == 1
-    assert grown.count("FAILED test_job.py::test_ddp - Failed: ") == 1
-    assert " over the baseline of " in grown
-    assert "torchmem, rank 1 of 2" in grown
+    grown = pytest_job(project, "--torchmem-require-baseline", MORE="4096")
+    assert grown.returncode != 0
+    assert grown.stdout.count("FAILED test_job.py::") == 1
+    assert grown.stdout.count("FAILED test_job.py::test_ddp - Failed: ") == 1
+    assert " over the baseline of " in grown.stdout
+    assert "torchmem, rank 1 of 2" in grown.stdout
     accepts = f"torchrun --nproc-per-node {RANKS} -m pytest test_job.py::test_ddp"
-    assert f"    {accepts} --torchmem-update-baseline\n" in grown
-    assert f"1 failed, {len(NAMES) - 1} passed" in grown or not SHARDS_ON_CPU
+    assert f"    {accepts} --torchmem-update-baseline\n" in grown.stdout
+    assert f"1 failed, {len(NAMES) - 1} passed" in grown.stdout or not SHARDS_ON_CPU
