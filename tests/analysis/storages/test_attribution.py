@@ -13,6 +13,7 @@ from torch import nn
 from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
+from pytest_torchmem.analysis.events.op_tree import ModulePaths
 from pytest_torchmem.values.contributors import Contributor, Phase
 from tests.measured import profile_of
 
@@ -301,3 +302,24 @@ def test_inserting_lines_changes_no_identity(tmp_path: Path):
         identities.append({c.identity for c in found})
     assert identities[0] == identities[1]
     assert {identity[1] for identity in identities[0]} >= {"aten::exp", "aten::add"}
+
+
+@pytest.mark.parametrize("passes", [2, 8])
+def test_what_modules_hold_is_named_once_however_often_it_is_noted(passes, x, monkeypatch):
+    """Each backward pass notes all of it again, and a process may have hundreds of models."""
+    named, path = [], ModulePaths.path
+
+    def naming(self: ModulePaths, module: int, rank: float, *since: int) -> str:
+        named.extend(since)
+        return path(self, module, rank, *since)
+
+    monkeypatch.setattr(ModulePaths, "path", naming)
+    model = nn.Linear(SIZE, 2)
+
+    def body() -> None:
+        for _ in range(passes):
+            model(x).sum().backward()
+
+    made(body)
+    # A weight and a bias, and a gradient of each.
+    assert len(named) == 4
