@@ -202,14 +202,13 @@ def unheard(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """
     if _enter is None:
         return function
-    enter = _enter
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         thread_state = None
         try:
             thread_state = ctypes.c_void_p(_current())
-            enter(thread_state)
+            _enter(thread_state)
         except BaseException as error:
             _leave_after(error, thread_state)
             raise
