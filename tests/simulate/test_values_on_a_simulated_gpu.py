@@ -161,11 +161,141 @@ def test_random_numbers_can_be_cast_to_eight_bits():
 
 
 @pytest.mark.usefixtures("exact")
-def test_the_scale_of_a_result_in_eight_bits_multiplies():
+@pytest.mark.parametrize("given", [False, True], ids=["returned", "out"])
+def test_the_scale_of_a_result_in_eight_bits_multiplies(given):
     ones = torch.ones(16, 16, device=CUDA).to(torch.float8_e4m3fn)
     one, four = torch.ones((), device=CUDA), torch.full((), 4.0, device=CUDA)
-    product = torch._scaled_mm(ones, ones.t(), one, one, scale_result=four, out_dtype=ones.dtype)
+    out = {"out": torch.empty_like(ones)} if given else {}
+    product = torch._scaled_mm(
+        ones, ones.t(), one, one, scale_result=four, out_dtype=ones.dtype, **out
+    )
     assert product.float().cpu().eq(16 * 4).all()
+    assert not given or product.data_ptr() == out["out"].data_ptr()
+
+
+def of_eight_bits(rows, columns):
+    values = torch.arange(float(rows * columns)).sin().view(rows, columns) * 3
+    return values.to(torch.float8_e4m3fn)
+
+
+def as_tensor_cores_read(scales):
+    """Of 128 rows and four columns those of each 32nd row come first, as cuBLAS documents it."""
+    rows, columns = scales.shape
+    down, across = -(-rows // 128), -(-columns // 4)
+    laid = torch.ones(down * across * 512)
+    for row, column in itertools.product(range(rows), range(columns)):
+        tile = row // 128 * across + column // 4
+        laid[tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4] = scales[row, column]
+    return laid
+
+
+def powers_of_two(*sizes):
+    return 2.0 ** (torch.arange(torch.Size(sizes).numel()) * 7 % 5 - 2).view(sizes)
+
+
+# For both matrices: how large a block has a scale, and how the scales are given.
+SCALES = {
+    "rows": ((1, 256), (1, 256), lambda x: x, lambda x: x.t()),
+    "blocks of rows": (
+        (1, 128),
+        (1, 128),
+        lambda x: x.t().contiguous().t(),
+        lambda x: x.t().contiguous(),
+    ),
+    "blocks": ((1, 128), (128, 128), lambda x: x.t().contiguous().t(), lambda x: x.t()),
+    "32 numbers": (
+        (1, 32),
+        (1, 32),
+        lambda x: as_tensor_cores_read(x).to(torch.float8_e8m0fnu),
+        lambda x: as_tensor_cores_read(x).to(torch.float8_e8m0fnu),
+    ),
+}
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.skipif(not hasattr(torch, "float8_e8m0fnu"), reason="needs torch 2.7")
+@pytest.mark.parametrize("name", SCALES)
+def test_a_product_of_numbers_of_eight_bits_has_a_scale_for_rows_or_blocks(name):
+    left, right = of_eight_bits(160, 256), of_eight_bits(256, 256)
+    factors, expected = [], []
+    for numbers, (down, across), given in zip(
+        (left, right), SCALES[name][:2], SCALES[name][2:], strict=True
+    ):
+        scale = powers_of_two(numbers.shape[0] // down, numbers.shape[1] // across)
+        factors.append(given(scale).to(CUDA))
+        each = scale.repeat_interleave(down, 0).repeat_interleave(across, 1)
+        expected.append(numbers.float() * each)
+    product = torch._scaled_mm(
+        left.to(CUDA), right.to(CUDA).t(), *factors, out_dtype=torch.bfloat16
+    )
+    wanted = (expected[0] @ expected[1].t()).bfloat16()
+    torch.testing.assert_close(product.cpu(), wanted, rtol=1e-2, atol=1e-1)
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="needs torch 2.8")
+def test_a_product_of_numbers_of_four_bits_has_a_scale_for_each_16_of_them():
+    bytes_of_two = (torch.arange(128 * 64) * 7919 % 256).to(torch.uint8).view(128, 64)
+    positive = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    table = torch.cat([positive, -positive])
+    numbers = table[torch.stack([bytes_of_two & 15, bytes_of_two >> 4], -1).int()].flatten(1)
+    scale = powers_of_two(128, 8)
+    packed = bytes_of_two.to(CUDA).view(torch.float4_e2m1fn_x2)
+    factors = as_tensor_cores_read(scale).to(CUDA, torch.float8_e4m3fn)
+    product = torch._scaled_mm(packed, packed.t(), factors, factors, out_dtype=torch.bfloat16)
+    each = numbers * scale.repeat_interleave(16, 1)
+    torch.testing.assert_close(product.cpu(), (each @ each.t()).bfloat16(), rtol=1e-2, atol=1e-1)
+    if hasattr(functional, "scaled_mm"):  # from torch 2.10 on, with a scale for all beside
+        kinds, swizzles = functional.ScalingType, functional.SwizzleType
+        how = (
+            [factors, torch.full((), 0.5, device=CUDA)],
+            [kinds.BlockWise1x16, kinds.TensorWise],
+        )
+        swizzled = [[swizzles.SWIZZLE_32_4_4, swizzles.NO_SWIZZLE]] * 2
+        by_recipe = functional.scaled_mm(packed, packed.t(), *how, *how, *swizzled)
+        torch.testing.assert_close(by_recipe, product / 4)
+
+
+def of_groups(left, right, ends):
+    """What each group gives: of its rows, its columns or both, or of a matrix of its own."""
+    parts, bounds = [], [0, *ends]
+    axis = int(left.dim() == right.dim())
+    for group, (start, end) in enumerate(itertools.pairwise(bounds)):
+        first = left[group] if left.dim() == 3 else left.narrow(axis, start, end - start)
+        other = right[group] if right.dim() == 3 else right.narrow(1 - axis, start, end - start)
+        parts.append(first @ other)
+    return torch.stack(parts) if axis else torch.cat(parts, int(right.dim() == 2))
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.skipif(not hasattr(torch, "_scaled_grouped_mm"), reason="needs torch 2.7")
+@pytest.mark.parametrize(("left_axes", "right_axes"), [(2, 3), (3, 3), (2, 2), (3, 2)])
+def test_a_product_of_groups_has_a_scale_for_each_row_and_column(left_axes, right_axes):
+    left = of_eight_bits(64, 64) if left_axes == 2 else of_eight_bits(128, 64).view(2, 64, 64)
+    right = of_eight_bits(48, 64) if right_axes == 2 else of_eight_bits(96, 64).view(2, 48, 64)
+    ends = [16, 48] if (left_axes, right_axes) == (3, 2) else [32, 64]
+    both = left_axes == right_axes == 2
+    rows, columns = (
+        powers_of_two(*((2,) if both else ()), *matrix.shape[:-1]) for matrix in (left, right)
+    )
+    offsets = torch.tensor(ends, dtype=torch.int32, device=CUDA)
+    product = torch._scaled_grouped_mm(
+        left.to(CUDA),
+        right.to(CUDA).transpose(-2, -1),
+        rows.flatten().to(CUDA) if both else rows.to(CUDA),
+        columns.flatten().to(CUDA) if both else columns.to(CUDA),
+        offs=None if left_axes == right_axes == 3 else offsets,
+        out_dtype=torch.bfloat16,
+    )
+    if both:  # each group is for some of the columns
+        left, right = (
+            torch.cat([m.float()[:, :32] * s[0, :, None], m.float()[:, 32:] * s[1, :, None]], 1)
+            for m, s in ((left, rows), (right, columns))
+        )
+    else:
+        left, right = left.float() * rows[..., None], right.float() * columns[..., None]
+    wanted = of_groups(left, right.transpose(-2, -1), ends).bfloat16()
+    torch.testing.assert_close(product.cpu(), wanted, rtol=1e-2, atol=1e-1)
 
 
 @pytest.mark.usefixtures("exact")
@@ -285,9 +415,11 @@ def test_half_precision_is_computed_where_the_cpu_has_no_kernel_for_it(name, dty
 @pytest.mark.usefixtures("exact")
 def test_a_histogram_is_written_where_it_is_asked_for():
     values, counts = torch.tensor([1.0, 2.0, 2.0]), torch.empty(2)
-    on_gpu = counts.to(CUDA)
-    torch.histc(values.to(CUDA), bins=2, min=1, max=2, out=on_gpu)
-    assert on_gpu.tolist() == torch.histc(values, bins=2, min=1, max=2, out=counts).tolist()
+    expected = torch.histc(values, bins=2, min=1, max=2, out=counts).tolist()
+    for kind in (torch.float32, torch.int32):
+        on_gpu = torch.empty(2, dtype=kind, device=CUDA)
+        torch.histc(values.to(CUDA, kind), bins=2, min=1, max=2, out=on_gpu)
+        assert on_gpu.tolist() == expected
 
 
 SPARSE = {

@@ -298,12 +298,20 @@ class Call {
         results.push_back(draws ? IValue(generator_) : seen_from_host(arguments_[at], taken));
       }
       const HostGeneratorKept kept(op_.random && !drawn);
+      // What computes instead returns what this operator is to write.
+      Stack outs;
+      if (op_.rule.stand_in || op_.rule.compute) {
+        for (; declared[results.size() - 1].is_out(); results.pop_back()) {
+          outs.insert(outs.begin(), results.back());
+        }
+      }
       if (op_.rule.stand_in) results = op_.rule.for_stand_in(results);
       if (op_.rule.compute) {
         results = op_.rule.compute(results);
       } else {
         op_.on_cpu->redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &results);
       }
+      for (size_t at = 0; at < outs.size(); ++at) outs[at].toTensor().copy_(results.at(at).toTensor());
       results_ = std::move(results);
       return computed_ = true;
     } catch (const c10::Error& error) {
@@ -550,9 +558,6 @@ Operator described(const Handle& handle) {
   op.kernel = kernel_of(handle, c10::DispatchKey::CUDA);
   op.of_torch = is_of_torch(handle.operator_name());
   op.rule = op.of_torch ? rule_of(handle.operator_name().name) : Rule{true};  // how heavy is not known
-  for (const auto& argument : handle.schema().arguments()) {
-    if (argument.is_out()) op.rule.stand_in = nullptr, op.rule.compute = nullptr;  // they return it
-  }
   if (op.rule.stand_in) {
     op.on_cpu = c10::Dispatcher::singleton().findSchema({op.rule.stand_in, ""});
   } else if (handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {

@@ -105,13 +105,6 @@ Arguments of_histc(const Arguments& given) {
   return taken;
 }
 
-// cuBLAS multiplies by the scale of a result in eight bits; the CPU's kernel divides by it.
-Arguments of_scaled_mm(const Arguments& given) {
-  Arguments taken = given;
-  if (given[5].isTensor() && given[5].toTensor().defined()) taken[5] = given[5].toTensor().reciprocal();
-  return taken;
-}
-
 // Bilinear, with zeros around and aligned corners.
 Arguments of_grid_sampler(const Arguments& given) { return {given[0], given[1], 0, 0, true}; }
 Arguments of_grid_sampler_backward(const Arguments& given) {
@@ -132,7 +125,6 @@ constexpr StandIn kStandIns[] = {
     {"cudnn_batch_norm", "aten::native_batch_norm", as_given},
     {"cudnn_batch_norm_backward", "aten::native_batch_norm_backward", of_batch_norm_backward},
     {"histc", "aten::histc", of_histc},
-    {"_scaled_mm", "aten::_scaled_mm", of_scaled_mm},
     {"cudnn_grid_sampler", "aten::grid_sampler_2d", of_grid_sampler},
     {"cudnn_grid_sampler_backward", "aten::grid_sampler_2d_backward", of_grid_sampler_backward},
     {"_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_for_cpu",
@@ -172,6 +164,9 @@ const Composed kComposed[] = {
     {"cudnn_convolution_relu", convolution_relu},
     {"_convert_weight_to_int4pack", pack_weight_of_int4},
     {"_weight_int4pack_mm", mm_with_packed_int4},
+    {"_scaled_mm", scaled_mm},
+    {"_scaled_mm_v2", scaled_mm_by_recipe},
+    {"_scaled_grouped_mm", scaled_grouped_mm},
     {"_cudnn_ctc_loss", cudnn_ctc_loss},
     {"batch_norm_stats", batch_norm_stats},
     {"batch_norm_gather_stats", batch_norm_gather_stats},
