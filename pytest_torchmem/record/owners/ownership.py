@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any, Final
+from threading import get_ident
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -52,6 +53,9 @@ from pytest_torchmem.values.trace import CREATE_GRAPH, MODULE_EDGE, OWNER, MarkK
 # Notes of a storage that say how large it is.
 _WITH_BYTES: Final = (Ownership.LIVE, Ownership.SURVIVOR)
 _GRADIENTS: Final = (Ownership.GRADIENT, Ownership.RETURNED)
+
+_Run: TypeAlias = Callable[..., tuple[torch.Tensor | None, ...]]
+"""Has the engine run a backward pass, and returns the gradients that were asked for."""
 
 
 @dataclass(slots=True)
@@ -138,6 +142,7 @@ class OwnershipWatch:
     def install(self, patches: Installed) -> None:
         """Begin to follow, until ``patches`` are removed; may be begun again after that."""
         patches.replace(autograd.ENGINE, lambda engine: WatchedEngine(engine, self, patches))
+        patches.replace(autograd.RUN_BACKWARD, autograd.engine().around)
 
     def install_hooks(self, patches: Installed) -> None:
         """Put hooks in that dynamo would see: `CompiledRegions` takes them out meanwhile."""
@@ -453,12 +458,17 @@ class OwnershipWatch:
 class WatchedEngine:
     """Stands in for the autograd engine while a body runs, and notes each backward pass.
 
+    Python names the caller of the engine where a backward pass warns, and filters go by that name.
+    So `around` is around torch's own caller, and gives it the engine alone; what a program calls
+    the engine with has a caller of ours.
+
     A program that keeps it has the engine alone once ``patches`` are removed.
     """
 
     def __init__(self, engine: Any, watch: OwnershipWatch, patches: Installed) -> None:
         self._engine = engine
         self._watch: OwnershipWatch | None = watch
+        self._noted: set[int] = set()
         patches.finally_do(self._end)
 
     def _end(self) -> None:
@@ -467,8 +477,23 @@ class WatchedEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def run_backward(
+    @property
+    def run_backward(self) -> _Run:
+        run: _Run = self._engine.run_backward
+        thread = get_ident()
+        if thread in self._noted:
+            self._noted.discard(thread)
+            return run
+        return partial(self._run, run, False)
+
+    def around(self, run: _Run) -> _Run:
+        """Return a function that notes a pass, which ``run`` has this engine do."""
+        return partial(self._run, run, True)
+
+    def _run(
         self,
+        run: _Run,
+        by_torch: bool,
         tensors: Sequence[object],
         grad_tensors: Sequence[torch.Tensor | None],
         keep_graph: bool,
@@ -482,16 +507,17 @@ class WatchedEngine:
         watch = self._watch
         if watch is None or not _has_memory(tensors):
             # A compiler traces: nothing that runs in there has memory.
-            passed: tuple[torch.Tensor | None, ...] = self._engine.run_backward(
-                *arguments, **kwargs
-            )
-            return passed
+            return run(*arguments, **kwargs)
         watch.before_first_backward(tensors, self._engine)
         leaves = watch.before_backward(tensors, grad_tensors, create_graph)
         hooks = watch.follow_gradients(tensors)
+        thread = get_ident()
+        if by_torch:
+            self._noted.add(thread)
         try:
-            gradients = self._engine.run_backward(*arguments, **kwargs)
+            gradients = run(*arguments, **kwargs)
         finally:
+            self._noted.discard(thread)
             for hook in hooks:
                 hook.remove()
             for device in _devices(tensors):

@@ -91,6 +91,7 @@ PATCHES: Final = (
     Patch(modules.CONVERT, "Tells what a module holds that was moved, or has another type."),
     Patch(fake_tensors.RESIZE_STORAGE, "Tells that a storage on the CPU has left its place."),
     Patch(autograd.ENGINE, "Tells when a backward pass begins and ends, and what its graph keeps."),
+    Patch(autograd.RUN_BACKWARD, "Does so where torch's own function runs the engine."),
     *(Patch(name, _SAVED, releases="before 2.10") for name in autograd.PACK_HOOKS),
     Patch("torch.autograd.profiler.record_function.__enter__", _RANGE),
     Patch("torch.autograd.profiler.record_function.__exit__", _RANGE),

@@ -37,6 +37,7 @@ CHECKED: Final[Checked] = {
     "torch._functorch.vmap._vmap_decrement_nesting": ("2.6.0", "2.15.0"),
     "torch._functorch.vmap._vmap_increment_nesting": ("2.6.0", "2.15.0"),
     "torch.autograd.Variable._execution_engine": ("2.6.0", "2.15.0"),
+    "torch.autograd._engine_run_backward": ("2.6.0", "2.15.0"),
     "torch.autograd.graph.Node._raw_saved_*": ("2.6.0", "2.15.0"),
     "torch.autograd.graph.Node._sequence_nr": ("2.6.0", "2.15.0"),
     "torch.autograd.graph.Node._set_sequence_nr": ("2.13.0", "2.13.0"),
@@ -132,6 +133,8 @@ SAVE_ON_CPU: Final = "torch.autograd.graph.save_on_cpu.__init__"
 
 #: Every Python call of the engine goes through the object of this name.
 ENGINE: Final = "torch.autograd.Variable._execution_engine"
+#: Torch itself calls it with this function.
+RUN_BACKWARD: Final = "torch.autograd._engine_run_backward"
 #: The functions that put hooks for saved tensors in force and end that.
 PACK_HOOKS: Final = (
     "torch._C._autograd._push_saved_tensors_default_hooks",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 
 import pytest
@@ -504,6 +505,27 @@ class Called(TorchFunctionMode):
         if name != "__get__":
             self.names.append(name)
         return func(*args, **(kwargs or {}))
+
+
+@program
+def warns_in_backward_passes():
+    # Filters name the module that the engine is called from.
+    def hook(gradient):
+        warnings.warn("mine", stacklevel=2)
+
+    x, always = torch.ones(2, requires_grad=True), torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            y = x * x
+            y.register_hook(hook)
+            y.sum().backward(create_graph=True)
+            torch.autograd.grad(y.sum(), x)
+    finally:
+        torch.set_warn_always(always)
+    x.grad = None
+    return [(w.filename, w.lineno, str(w.message)) for w in seen]
 
 
 @program
