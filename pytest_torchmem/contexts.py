@@ -15,7 +15,7 @@ from gc import disable, enable, isenabled
 from itertools import chain
 from operator import is_not
 from types import ModuleType
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 _T = TypeVar("_T")
 
@@ -100,6 +100,10 @@ _RECORDERS: Final = (
 )
 
 
+# Where each was, and what the test has put there.
+_Replaced: TypeAlias = list[tuple[ModuleType | type, str, object]]
+
+
 class Originals:
     """The functions of other libraries, as they are between two tests.
 
@@ -112,6 +116,7 @@ class Originals:
         self._functions: dict[ModuleType | type, dict[str, object]] = {}
         self._lookups: list[Callable[[str, object], object]] = []
         self._values: list[object] = []
+        self._are_back = False
 
     def note(self) -> None:
         """Note the functions of libraries that were imported since the last time."""
@@ -130,24 +135,41 @@ class Originals:
                 self._lookups.append(owner.__dict__.get)
                 self._values += self._functions[owner].values()
 
-    def back(self) -> Around[list[tuple[object, str, object]]]:
-        """Have them in their places in the block, and what took these places again after it."""
-        return Around(self._put_back, _replace_again)
+    def back(self) -> Around[_Replaced | None]:
+        """Have them in their places in the block, and what took these places again after it.
 
-    def _put_back(self) -> list[tuple[object, str, object]]:
+        Within such a block nothing is done: no code of the test's runs there.
+        """
+        return Around(self._put_back, self._replace_again)
+
+    def _put_back(self) -> _Replaced | None:
+        if self._are_back:
+            return None
+        replaced = self._replaced()
+        for owner, name, _ in replaced:
+            setattr(owner, name, self._functions[owner][name])
+        self._are_back = True
+        return replaced
+
+    def _replace_again(self, replaced: _Replaced | None) -> None:
+        if replaced is not None:
+            self._are_back = False
+            for owner, name, value in replaced:
+                setattr(owner, name, value)
+
+    def _replaced(self) -> _Replaced:
         # At a body's end the profiler still runs. It records each call that Python makes, and none
         # that C makes: one for each function would be more than a small test has.
         noted = self._functions.values()
         now = chain.from_iterable(map(map, self._lookups, noted, map(dict.values, noted)))
         if not any(map(is_not, now, self._values)):
             return []
-        replaced: list[tuple[object, str, object]] = []
-        for owner, functions in self._functions.items():
-            for name, function in functions.items():
-                if (value := owner.__dict__.get(name, function)) is not function:
-                    replaced.append((owner, name, value))
-                    setattr(owner, name, function)
-        return replaced
+        return [
+            (owner, name, value)
+            for owner, functions in self._functions.items()
+            for name, function in functions.items()
+            if (value := owner.__dict__.get(name, function)) is not function
+        ]
 
 
 #: Those of the process.
@@ -174,8 +196,3 @@ class OwnModules:
             names = [name for name in list(sys.modules) if name.partition(".")[0] == package]
             self._modules.update((name, sys.modules[name]) for name in names)
             self._count = len(sys.modules)
-
-
-def _replace_again(replaced: list[tuple[object, str, object]]) -> None:
-    for owner, name, value in replaced:
-        setattr(owner, name, value)

@@ -80,3 +80,14 @@ def test_originals_are_back_in_the_block_and_what_replaced_them_after_it(
         assert (os.getpid, Path.exists) == real[:2]
     assert os.getpid() == 1
     assert not Path(__file__).exists()
+
+
+def test_originals_that_are_back_are_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    originals, looks = Originals(), list[str]()
+    originals.note()
+    look = originals._replaced
+    monkeypatch.setattr(originals, "_replaced", lambda: looks.append("") or look())
+    for _ in range(2):
+        with originals.back(), originals.back():
+            pass
+    assert len(looks) == 2

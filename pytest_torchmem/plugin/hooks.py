@@ -174,8 +174,7 @@ def pytest_runtest_makereport(
     if _is_whole(item.config):
         from pytest_torchmem.plugin.item.call import report_on
 
-        with item.config.stash[RUN].originals.back():
-            report_on(item, report)
+        report_on(item, report)
     return report
 
 

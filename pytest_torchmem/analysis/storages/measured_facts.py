@@ -288,6 +288,8 @@ class MeasuredFacts(Evidence):
         trace, storages = self.tree.trace, self.storages
         sizes = trace.meta.get("workspace_bytes", [])
         unseen = np.zeros(len(storages), np.bool_)
+        if not sizes:
+            return unseen
         allocated = storages.event >= 0
         keyed = np.zeros(len(trace.events), np.bool_)
         keyed[trace.allocations["event"]] = trace.allocations["keyed"]

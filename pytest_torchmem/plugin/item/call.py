@@ -153,7 +153,10 @@ def report_on(item: pytest.Item, report: pytest.TestReport) -> None:
         # A marker nobody can read is not the failure that was expected.
         del report.wasxfail
         report.outcome = "failed"
-    _point_at_test(item, report)
+    if not report.passed:
+        # Those of the test are still there.
+        with item.config.stash[RUN].originals.back():
+            _point_at_test(item, report)
     attach(item, report)
     if report.when == "teardown":
         forget(item)

@@ -105,7 +105,9 @@ class Collector:
             self._ended.add(test)
         if report.when == "setup" or test not in self._attempts:
             self._attempts[test] = _Attempt()
-        with self.run.originals.back():  # those of the test are still there
+        # Those of the test are still there; a report that only passed needs none of them.
+        needs_none = report.passed and not workers.has_measured(report)
+        with contextlib.nullcontext() if needs_none else self.run.originals.back():
             self._attempts[test].note(report)
 
     @pytest.hookimpl(optionalhook=True)

@@ -44,6 +44,11 @@ def attach(item: pytest.Item, report: pytest.TestReport) -> None:
         setattr(report, _ATTRIBUTE, payload)
 
 
+def has_measured(report: pytest.TestReport) -> bool:
+    """Return whether something that was measured came with a report."""
+    return hasattr(report, _ATTRIBUTE)
+
+
 def detach(report: pytest.TestReport) -> bytes:
     """Take what came with a report off it; return it packed, and nothing where none came.
 

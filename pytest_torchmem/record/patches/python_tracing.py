@@ -510,6 +510,8 @@ def hide_from_dynamo() -> None:
     A hook or a patch may be called where the callback is set: in a backward pass in the middle of a
     compiled function, or when a storage dies.
     """
+    if _looked_at.issuperset(sys.modules):
+        return
     fresh = sys.modules.keys() - _looked_at
     _looked_at.update(fresh)
     for name in [name for name in fresh if name.startswith(_PACKAGE)]:

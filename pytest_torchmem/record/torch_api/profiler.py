@@ -533,7 +533,7 @@ def _paths_are_text() -> bool:
         fresh = sys.modules.keys() - _looked_at
         _looked_at.update(fresh)
         _not_text.update(name for name in fresh if not _is_text(_file_of(sys.modules.get(name))))
-    return _not_text.isdisjoint(sys.modules) and all(map(_is_text, sys.path))
+    return not any(map(sys.modules.__contains__, _not_text)) and all(map(_is_text, sys.path))
 
 
 # What was executed under a name that is not UTF-8, and the functions in it.
