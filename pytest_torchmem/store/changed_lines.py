@@ -16,11 +16,15 @@ from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
 
 from pytest_torchmem.store.baseline_rows import origins_path
+from pytest_torchmem.store.changed_code import Lines, changed_statements
 from pytest_torchmem.values.contributors import Source
 
 _GIT_SECONDS: Final = 10
 _HUNK: Final = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _FILE: Final = "+++ b/"
+_PLAIN: Final = ("--no-color", "--src-prefix=a/", "--dst-prefix=b/")
+_WHOLE: Final = f"--unified={1 << 30}"
+_STARTS: Final = re.compile(r"^diff --git ", re.MULTILINE)
 _NO_FILE: Final = "--- /dev/null"
 _RENAMED: Final = ("rename from ", "rename to ")
 # Of a line that is gone or that came, but for comments.
@@ -53,6 +57,10 @@ class Hunk:
     last: int
     was: range
     is_code: bool = False
+
+    @property
+    def is_now(self) -> range:
+        return range(self.first, self.last + 1)
 
 
 Changes: TypeAlias = Mapping[str, list[Hunk]]
@@ -186,9 +194,33 @@ class ChangedLines:
         return not self._code_of(baseline).now and bool(self._untracked[file])
 
     def places(self, baseline: Path) -> tuple[Source, ...]:
-        """Return the first line of each change since the baseline was stored."""
-        since = self._since(baseline).items()
-        return tuple(Source(file, h.first, "") for file, some in since for h in some if h.is_code)
+        """Return the first line of each change of code since the baseline was stored.
+
+        Of Python these count whose statements do something else than before.
+        """
+        since = {f: [h for h in some if h.is_code] for f, some in self._since(baseline).items()}
+        for file, (was, now) in self._whole(baseline, since):
+            if lines := changed_statements(was, now):
+                gone, came = lines
+                since[file] = [h for h in since[file] if _has(gone, h.was) or _has(came, h.is_now)]
+        return tuple(Source(file, h.first, "") for file, some in since.items() for h in some)
+
+    def _whole(
+        self, baseline: Path, files: Mapping[str, Sequence[Hunk]]
+    ) -> Iterator[tuple[str, tuple[str, str]]]:
+        """Yield files of Python that have hunks, each with its text before and now."""
+        code = [file for file, hunks in files.items() if hunks and file.endswith(".py")]
+        if not code:
+            return
+        names = {now: was for was, now in self._names[baseline].items()}
+        literal = [f":(literal){file}" for some in code for file in {some, names.get(some, some)}]
+        diff = self._git_diff(self._code_of(baseline), *_PLAIN, _WHOLE, "--", *literal)
+        for part in _STARTS.split(diff)[1:]:
+            head, _, body = part.partition("\n@@ ")
+            file = head.rpartition(f"\n{_FILE}")[2].strip()
+            if file in code:
+                lines = body.split("\n")[1:]
+                yield file, (_side(lines, " -"), _side(lines, " +"))
 
     def now_at(self, baseline: Path, source: Source) -> Source:
         """Return where a line is that was at ``source`` when the baseline was stored.
@@ -264,10 +296,9 @@ class ChangedLines:
 
     def _diff(self, then: _Then, names: dict[str, str], *files: str) -> Changes:
         """Return the changes of some files; ``names`` takes the new name of each that has one."""
-        plain = ("--no-color", "--unified=0", "--src-prefix=a/", "--dst-prefix=b/")
         found: dict[str, list[Hunk]] = defaultdict(list)
         is_known, hunks, old_name = False, found[""], ""
-        for line in self._git_diff(then, *plain, "--", *files).split("\n"):
+        for line in self._git_diff(then, *_PLAIN, "--unified=0", "--", *files).split("\n"):
             if line.startswith("--- "):
                 is_known = line != _NO_FILE
             elif line.startswith("+++ "):
@@ -292,6 +323,15 @@ class ChangedLines:
 
     def _git(self, then: _Then, *arguments: str) -> str:
         return git_output(self._folder, *arguments, repository=then.repository)
+
+
+def _side(diff: Iterable[str], signs: str) -> str:
+    """Return the text that one side of a diff of a whole file has."""
+    return "\n".join(line[1:] for line in diff if line[:1] in signs)
+
+
+def _has(lines: Lines, some: range) -> bool:
+    return not lines.isdisjoint(some)
 
 
 def _lines(first: str, count: str | None) -> range:

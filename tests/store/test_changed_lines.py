@@ -155,6 +155,22 @@ def test_comments_and_files_that_came_or_went_are_no_places(folder: Path) -> Non
     assert places(folder) == []
 
 
+def test_of_python_what_does_something_else_has_places(folder: Path) -> None:
+    rest = "".join(f"    x = x + {number}\n" for number in range(20))
+    put(folder, "src/net.py", f"{BEFORE}\n\ndef test_f():\n    assert f(1) == 2\n")
+    put(folder, "src/more.py", f"def g(x):\n    'once'\n{rest}    return x\n")
+    commit(folder)
+    put(folder, BASELINE, "{ }")
+    commit(folder)
+    more = f"LIMIT = 2\n\n\ndef g(x):\n    'twice'\n{rest}    return (x)\n"
+    put(folder, "src/net.py", f"{BEFORE}\n\ndef test_g():\n    assert f(2) == 3\n")
+    put(folder, "src/more.py", more)
+    assert places(folder) == []
+    git(folder, "mv", "src/more.py", "src/most.py")
+    put(folder, "src/most.py", more.replace("(x)\n", "x.float()\n"))
+    assert places(folder) == ["most.py:26"]
+
+
 def test_a_file_with_an_umlaut_is_known_by_its_name(folder: Path) -> None:
     put(folder, "src/größe.py", BEFORE)
     put(folder, BASELINE, "{} ")

@@ -1,0 +1,118 @@
+"""The statements of a Python file that are not as they were, and that can change what others do.
+
+Docstrings, comments and the layout of the code do nothing. What is only defined anew, such as a
+test or a function, does nothing until other code uses it, and that code has changed, too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Final, TypeAlias
+
+Lines: TypeAlias = frozenset[int]
+
+# Has statements of its own below it.
+_BRANCHES: Final = (ast.stmt, ast.ExceptHandler, ast.match_case)
+_DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+# What pytest calls by its name.
+_CALLED: Final = ("pytest_", "setup", "teardown")
+
+
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """A statement, without those below it.
+
+    Attributes:
+        key: The names of what it stands in, and its code.
+        lines: The lines that it has for itself.
+        names: What the statement of the module that it is, or stands in, defines.
+        only_defines: That one does nothing else.
+    """
+
+    key: tuple[str, str]
+    lines: range
+    names: frozenset[str]
+    only_defines: bool
+
+
+def changed_statements(was: str, now: str) -> tuple[Lines, Lines] | None:
+    """Return the lines of what is gone, in the old code, and of what came, in the new one.
+
+    None where one of them is no Python.
+    """
+    try:
+        before, after = list(_statements(was)), list(_statements(now))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    keys = ([s.key for s in before], [s.key for s in after])
+    gone: list[_Statement] = []
+    came: list[_Statement] = []
+    for tag, start, stop, now_start, now_stop in SequenceMatcher(None, *keys, False).get_opcodes():
+        if tag != "equal":
+            gone += before[start:stop]
+            came += after[now_start:now_stop]
+    return _telling(gone, after), _telling(came, before)
+
+
+def _telling(statements: Iterable[_Statement], others: Sequence[_Statement]) -> Lines:
+    known = frozenset[str]().union(*(other.names for other in others))
+    told = (s.lines for s in statements if not s.only_defines or s.names & known)
+    return frozenset(line for lines in told for line in lines)
+
+
+def _statements(code: str) -> Iterator[_Statement]:
+    for top in ast.parse(code).body:
+        if isinstance(top, (ast.Import, ast.ImportFrom)):
+            for name in top.names:
+                bound = (name.asname or name.name).partition(".")[0]
+                text = f"{ast.dump(name)} {getattr(top, 'module', '')}"
+                yield _Statement(("", text), _lines(top, ()), frozenset({bound}), bound != "*")
+        else:
+            yield from _below(top, "", *_defined(top))
+
+
+def _below(
+    node: ast.AST, within: str, names: frozenset[str], only_defines: bool
+) -> Iterator[_Statement]:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return
+    below = [child for child in ast.iter_child_nodes(node) if isinstance(child, _BRANCHES)]
+    own = {
+        name: [] if isinstance(value, list) and any(child in below for child in value) else value
+        for name, value in ast.iter_fields(node)
+    }
+    key = (within, ast.dump(type(node)(**own)))
+    yield _Statement(key, _lines(node, below), names, only_defines)
+    if isinstance(node, _DEFINITIONS):
+        within = f"{within}.{node.name}"
+    for child in below:
+        yield from _below(child, within, names, only_defines)
+
+
+def _lines(node: ast.AST, below: Sequence[ast.AST]) -> range:
+    first, last = _first(node), getattr(node, "end_lineno", None) or _first(node)
+    if below:
+        last = max(first, _first(below[0]) - 1)
+    return range(first, last + 1)
+
+
+def _first(node: ast.AST) -> int:
+    if isinstance(node, ast.match_case):
+        return node.pattern.lineno
+    lines: list[int] = [d.lineno for d in getattr(node, "decorator_list", ())]
+    return min([*lines, getattr(node, "lineno", 1)])
+
+
+def _defined(top: ast.stmt) -> tuple[frozenset[str], bool]:
+    """Return the names that a statement of a module defines, and whether it does nothing else."""
+    if isinstance(top, _DEFINITIONS):
+        is_test = top.name.lower().startswith("test")
+        is_plain = (is_test or not top.decorator_list) and not top.name.startswith(_CALLED)
+        return frozenset({top.name}), is_plain
+    targets = top.targets if isinstance(top, ast.Assign) else [getattr(top, "target", None)]
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    is_plain = isinstance(top, (ast.Assign, ast.AnnAssign)) and len(names) == len(targets)
+    return frozenset(names), is_plain

@@ -1,0 +1,96 @@
+"""Of changed Python code those statements count that do something else than before."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_torchmem.store.changed_code import changed_statements
+
+BEFORE = '''\
+"""Nets."""
+import torch
+from torch import nn
+
+LIMIT = 4
+
+
+@torch.no_grad()
+def run(net, x):
+    """Run it."""
+    try:
+        y = net(x)
+    except ValueError:
+        y = None
+    return y
+
+
+class Net(nn.Module):
+    def forward(self, x, scale=1):
+        match scale:
+            case 1:
+                return x
+        return x * scale
+'''
+
+
+def changed(old: str, new: str) -> tuple[list[int], list[int]]:
+    """The lines that are gone and those that came where ``old`` became ``new``."""
+    assert BEFORE.count(old) == 1
+    found = changed_statements(BEFORE, BEFORE.replace(old, new))
+    assert found is not None
+    return sorted(found[0]), sorted(found[1])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"""Run it."""', '"""Run the net."""'),
+        ('    """Run it."""\n', ""),
+        ("x * scale", "(x  *  # for now\n                scale)"),
+        ("LIMIT = 4\n", "LIMIT = 4\nFLOOR: int = 3\n"),
+        ("LIMIT = 4\n", ""),
+        ("import torch\n", "import math\nimport torch\n"),
+        ("from torch import nn\n", "from torch import fx, nn\n"),
+        ("class Net", "def more(x):\n    return x.clone()\n\n\nclass Net"),
+        ("class Net", "@parametrize\ndef test_more(x):\n    assert x\n\n\nclass Net"),
+        ("class Net", "class TestNet:\n    def test(self):\n        run(1, 2)\n\n\nclass Net"),
+    ],
+)
+def test_what_is_only_said_or_defined_is_no_change(old: str, new: str) -> None:
+    assert changed(old, new) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "gone", "came"),
+    [
+        ("x * scale", "x.double() * scale", [23], [23]),
+        ("scale=1", "scale=2", [19], [19]),
+        ("@torch.no_grad()\n", "", [8, 9], [8]),
+        ("case 1", "case 2", [21], [21]),
+        ("except ValueError", "except TypeError", [13], [13]),
+        ("    return y\n", "    CACHE.append(y)\n    return y\n", [], [15]),
+        ("LIMIT = 4", "LIMIT = 5", [5], [5]),
+        ("LIMIT = 4", "LIMIT = 4\ntorch.set_num_threads(1)", [], [6]),
+        ("from torch import nn", "from torch import fx as nn", [3], [3]),
+        ("class Net", "@fixture(autouse=True)\ndef f():\n    x()\n\n\nclass Net", [], [18, 19, 20]),
+        ("class Net", "def setup_module():\n    run(1, 2)\n\n\nclass Net", [], [18, 19]),
+        ("class Net", "def run(net, x):\n    return x\n\n\nclass Net", [], [18, 19]),
+        ("    def forward", "    keep = True\n\n    def forward", [], [19]),
+    ],
+)  # fmt: skip
+def test_a_change_of_what_is_done_has_its_lines(
+    old: str, new: str, gone: list[int], came: list[int]
+) -> None:
+    assert changed(old, new) == (gone, came)
+
+
+def test_a_statement_that_moved_within_its_function_has_changed() -> None:
+    was = "def f(x):\n    del x\n    g()\n    return 1\n"
+    now = "def f(x):\n    g()\n    del x\n    return 1\n"
+    found = changed_statements(was, now)
+    assert found is not None
+    assert found[0] or found[1]
+
+
+def test_what_is_no_python_is_not_compared() -> None:
+    assert changed_statements(BEFORE, "def (") is None
