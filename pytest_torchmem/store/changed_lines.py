@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
 
 from pytest_torchmem.store.baseline_rows import origins_path
-from pytest_torchmem.store.changed_code import Lines, changed_statements
+from pytest_torchmem.store.changed_code import changed_statements
 from pytest_torchmem.values.contributors import Source
 
 _GIT_SECONDS: Final = 10
@@ -194,16 +194,21 @@ class ChangedLines:
         return not self._code_of(baseline).now and bool(self._untracked[file])
 
     def places(self, baseline: Path) -> tuple[Source, ...]:
-        """Return the first line of each change of code since the baseline was stored.
+        """Return the first line of code of each change since the baseline was stored.
 
         Of Python these count whose statements do something else than before.
         """
         since = {f: [h for h in some if h.is_code] for f, some in self._since(baseline).items()}
+        lines = {file: [hunk.first for hunk in some] for file, some in since.items()}
         for file, (was, now) in self._whole(baseline, since):
-            if lines := changed_statements(was, now):
-                gone, came = lines
-                since[file] = [h for h in since[file] if _has(gone, h.was) or _has(came, h.is_now)]
-        return tuple(Source(file, h.first, "") for file, some in since.items() for h in some)
+            if told := changed_statements(was, now):
+                gone, came = told
+                lines[file] = [
+                    min(came.intersection(h.is_now), default=h.first)
+                    for h in since[file]
+                    if not (came.isdisjoint(h.is_now) and gone.isdisjoint(h.was))
+                ]
+        return tuple(Source(file, line, "") for file, some in lines.items() for line in some)
 
     def _whole(
         self, baseline: Path, files: Mapping[str, Sequence[Hunk]]
@@ -328,10 +333,6 @@ class ChangedLines:
 def _side(diff: Iterable[str], signs: str) -> str:
     """Return the text that one side of a diff of a whole file has."""
     return "\n".join(line[1:] for line in diff if line[:1] in signs)
-
-
-def _has(lines: Lines, some: range) -> bool:
-    return not lines.isdisjoint(some)
 
 
 def _lines(first: str, count: str | None) -> range:

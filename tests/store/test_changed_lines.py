@@ -167,8 +167,9 @@ def test_of_python_what_does_something_else_has_places(folder: Path) -> None:
     put(folder, "src/more.py", more)
     assert places(folder) == []
     git(folder, "mv", "src/more.py", "src/most.py")
-    put(folder, "src/most.py", more.replace("(x)\n", "x.float()\n"))
-    assert places(folder) == ["most.py:26"]
+    done = more.replace("'twice'\n", "'thrice'\n    x = x.float()\n")
+    put(folder, "src/most.py", done)
+    assert places(folder) == ["most.py:6"]
 
 
 def test_a_file_with_an_umlaut_is_known_by_its_name(folder: Path) -> None:
