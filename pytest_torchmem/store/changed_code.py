@@ -17,8 +17,8 @@ Lines: TypeAlias = frozenset[int]
 # Has statements of its own below it.
 _BRANCHES: Final = (ast.stmt, ast.ExceptHandler, ast.match_case)
 _DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-# What pytest calls by its name.
-_CALLED: Final = ("pytest_", "setup", "teardown")
+# What pytest and Python look for by its name.
+_LOOKED_FOR: Final = ("pytest", "setup", "teardown", "__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,16 @@ def _telling(statements: Iterable[_Statement], others: Sequence[_Statement]) -> 
 
 
 def _statements(code: str) -> Iterator[_Statement]:
-    for top in ast.parse(code).body:
+    module = ast.parse(code)
+    used = {node.id for node in ast.walk(module) if isinstance(node, ast.Name)}
+    for top in module.body:
         if isinstance(top, (ast.Import, ast.ImportFrom)):
             for name in top.names:
                 bound = (name.asname or name.name).partition(".")[0]
                 text = f"{ast.dump(name)} {getattr(top, 'module', '')}"
-                yield _Statement(("", text), _lines(top, ()), frozenset({bound}), bound != "*")
+                # Nobody uses the name of a module that is imported for what it does.
+                only_defines = bound in used if isinstance(top, ast.Import) else bound != "*"
+                yield _Statement(("", text), _lines(top, ()), frozenset({bound}), only_defines)
         else:
             yield from _below(top, "", *_defined(top))
 
@@ -110,9 +114,12 @@ def _defined(top: ast.stmt) -> tuple[frozenset[str], bool]:
     """Return the names that a statement of a module defines, and whether it does nothing else."""
     if isinstance(top, _DEFINITIONS):
         is_test = top.name.lower().startswith("test")
-        is_plain = (is_test or not top.decorator_list) and not top.name.startswith(_CALLED)
+        is_plain = (is_test or not top.decorator_list) and not top.name.startswith(_LOOKED_FOR)
         return frozenset({top.name}), is_plain
     targets = top.targets if isinstance(top, ast.Assign) else [getattr(top, "target", None)]
     names = [target.id for target in targets if isinstance(target, ast.Name)]
     is_plain = isinstance(top, (ast.Assign, ast.AnnAssign)) and len(names) == len(targets)
-    return frozenset(names), is_plain
+    does_more = any(name.startswith(_LOOKED_FOR) for name in names) or any(
+        isinstance(node, ast.Call) for node in ast.walk(top)
+    )
+    return frozenset(names), is_plain and not does_more
