@@ -479,14 +479,13 @@ def _telling(contributors: tuple[Contributor, ...]) -> tuple[Contributor, ...]:
 
 
 def _telling_each(contributors: tuple[Contributor, ...]) -> tuple[Contributor, ...]:
-    """Return those worth a line, and the largest of each category that has none among them."""
-    told = _telling(contributors)
-    known = {contributor.category for contributor in told}
-    small: dict[Category, Contributor] = {}
-    for contributor in contributors[len(told) :]:
-        if contributor.category not in known:
-            small.setdefault(contributor.category, contributor)
-    return told + tuple(small.values())
+    """Return those worth a line beside others of their category, and the largest of each."""
+    largest: dict[Category, Contributor] = {}
+    for contributor in contributors:
+        largest.setdefault(contributor.category, contributor)
+    told = [c for c in contributors if c.size_bytes >= largest[c.category].size_bytes * LIVE_PART]
+    more = (c for c in told[LIVE_LIMIT:] if c is largest[c.category])
+    return (*told[:LIVE_LIMIT], *more)
 
 
 def analyze_trace(

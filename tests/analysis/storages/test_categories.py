@@ -6,12 +6,16 @@ from contextlib import nullcontext
 
 import pytest
 
+from pytest_torchmem.analysis.judge.verdict import judge_baseline
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.analysis.storages.categories import CATEGORY_PASSES, decide
 from pytest_torchmem.analysis.storages.evidence import Evidence, RankWindow
 from pytest_torchmem.analysis.storages.explanation import Explanation
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Reference
 from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.trace import MarkKind, Ownership, Role, Scope, Trace
+from pytest_torchmem.values.units import MiB
 from tests.builders import Block, TraceBuilder
 
 
@@ -370,11 +374,11 @@ def test_a_graph_that_an_earlier_test_left_behind_is_not_in_the_footprint():
     assert not profile.recording.has_backward
 
 
-def workspace_trace(b: TraceBuilder) -> Trace:
-    """What was built, on a device whose workspaces have 4096 bytes and where no tensor is known."""
+def workspace_trace(b: TraceBuilder, size_bytes: int = 4096) -> Trace:
+    """What was built, on a device whose workspaces have this size and where no tensor is known."""
     trace = b.build()
     trace.allocations["keyed"] = False
-    trace.meta["workspace_bytes"] = [4096]
+    trace.meta["workspace_bytes"] = [size_bytes]
     return trace
 
 
@@ -535,3 +539,23 @@ def test_what_a_backward_pass_reads_with_the_last_event_of_a_window_is_read_in_i
         pass
     assert evidence_until(b, last).read_by_backward.any()
     assert not evidence_until(b, last - 1).read_by_backward.any()
+
+
+def test_what_grew_beside_a_large_workspace_is_named():
+    def result(*sizes: int) -> Result:
+        b = TraceBuilder()
+        with b.op("aten::mm"):
+            b.alloc(16), b.alloc(32 * MiB)
+        made = []
+        for size in sizes:
+            with b.op(f"aten::op{size}"):
+                made.append(b.alloc(size))
+        for block in made:
+            b.free(block)
+        return analyze_trace(workspace_trace(b, 32 * MiB)).result()
+
+    before, after = result(384, 96), result(384, 96, 192)
+    reference = Reference.of(BaselineEntry.of(before))
+    verdict = judge_baseline(after, reference, Allowance(tolerance=0.02, floor_bytes=1))
+    assert [f.key for f in verdict.findings] == ["temporary"]
+    assert verdict.sentence.endswith("over the baseline of 496 B: +192 B from aten::op192")
