@@ -165,12 +165,12 @@ def test_random_numbers_can_be_cast_to_eight_bits():
 def test_the_scale_of_a_result_in_eight_bits_multiplies(given):
     ones = torch.ones(16, 16, device=CUDA).to(torch.float8_e4m3fn)
     one, four = torch.ones((), device=CUDA), torch.full((), 4.0, device=CUDA)
-    out = {"out": torch.empty_like(ones)} if given else {}
+    out = torch.empty_like(ones) if given else None
     product = torch._scaled_mm(
-        ones, ones.t(), one, one, scale_result=four, out_dtype=ones.dtype, **out
+        ones, ones.t(), one, one, scale_result=four, out_dtype=ones.dtype, out=out
     )
     assert product.float().cpu().eq(16 * 4).all()
-    assert not given or product.data_ptr() == out["out"].data_ptr()
+    assert out is None or product.data_ptr() == out.data_ptr()
 
 
 def of_eight_bits(rows, columns):
@@ -225,8 +225,9 @@ def test_a_product_of_numbers_of_eight_bits_has_a_scale_for_rows_or_blocks(name)
         factors.append(given(scale).to(CUDA))
         each = scale.repeat_interleave(down, 0).repeat_interleave(across, 1)
         expected.append(numbers.float() * each)
+    first, second = factors
     product = torch._scaled_mm(
-        left.to(CUDA), right.to(CUDA).t(), *factors, out_dtype=torch.bfloat16
+        left.to(CUDA), right.to(CUDA).t(), first, second, out_dtype=torch.bfloat16
     )
     wanted = (expected[0] @ expected[1].t()).bfloat16()
     torch.testing.assert_close(product.cpu(), wanted, rtol=1e-2, atol=1e-1)
@@ -246,13 +247,12 @@ def test_a_product_of_numbers_of_four_bits_has_a_scale_for_each_16_of_them():
     each = numbers * scale.repeat_interleave(16, 1)
     torch.testing.assert_close(product.cpu(), (each @ each.t()).bfloat16(), rtol=1e-2, atol=1e-1)
     if hasattr(functional, "scaled_mm"):  # from torch 2.10 on, with a scale for all beside
-        kinds, swizzles = functional.ScalingType, functional.SwizzleType
-        how = (
-            [factors, torch.full((), 0.5, device=CUDA)],
-            [kinds.BlockWise1x16, kinds.TensorWise],
+        both = [factors, torch.full((), 0.5, device=CUDA)]
+        kinds = [functional.ScalingType.BlockWise1x16, functional.ScalingType.TensorWise]
+        swizzles = [functional.SwizzleType.SWIZZLE_32_4_4, functional.SwizzleType.NO_SWIZZLE]
+        by_recipe = functional.scaled_mm(
+            packed, packed.t(), both, kinds, both, kinds, swizzles, swizzles
         )
-        swizzled = [[swizzles.SWIZZLE_32_4_4, swizzles.NO_SWIZZLE]] * 2
-        by_recipe = functional.scaled_mm(packed, packed.t(), *how, *how, *swizzled)
         torch.testing.assert_close(by_recipe, product / 4)
 
 
