@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from threading import get_ident
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -27,6 +27,7 @@ from pytest_torchmem.record.owners.autograd_graph import (
 )
 from pytest_torchmem.record.owners.live_objects import find_live
 from pytest_torchmem.record.owners.places import (
+    ORDINARY,
     answers,
     data_ptr,
     places_of,
@@ -48,6 +49,7 @@ from pytest_torchmem.record.torch_api.modules import (
     submodules_of,
 )
 from pytest_torchmem.record.tree.growing_tables import Rows, StringTable
+from pytest_torchmem.record.tree.kineto import device_name
 from pytest_torchmem.values.trace import CREATE_GRAPH, MODULE_EDGE, OWNER, MarkKind, Ownership
 
 # Notes of a storage that say how large it is.
@@ -96,25 +98,43 @@ class OwnershipLog:
         self.edges.append((mark, id(child), parent_id, number(name), number(type(child).__name__)))
 
 
+class _Known(NamedTuple):
+    """A module that was met.
+
+    Attributes:
+        number: Its own, as its ``id()`` is not.
+        noted: What it held under a name when that was noted last, where that can be known to be the
+            same later: a module's number and class, a parameter's address, a buffer's below 0.
+    """
+
+    module: weakref.ref[torch.nn.Module]
+    number: int
+    noted: dict[str, int]
+
+
 class KnownModules:
     """The modules that were met, by identity: a dataclass has no hash. It keeps none alive."""
 
     def __init__(self) -> None:
-        self._references: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._known: dict[int, _Known] = {}
+        self._numbers = count()
 
     def update(self, modules: Iterable[torch.nn.Module]) -> None:
-        self._references.update((id(module), weakref.ref(module)) for module in modules)
+        for module in modules:
+            if self.get(module) is None:
+                known = _Known(weakref.ref(module), next(self._numbers), {})
+                self._known[id(module)] = known
 
-    def __contains__(self, module: torch.nn.Module) -> bool:
-        reference = self._references.get(id(module))
-        return reference is not None and reference() is module
+    def get(self, module: torch.nn.Module) -> _Known | None:
+        """Return what is known of a module; None for one that was not met."""
+        known = self._known.get(id(module))
+        return known if known is not None and known.module() is module else None
 
-    def alive(self) -> list[torch.nn.Module]:
+    def alive(self) -> list[tuple[torch.nn.Module, _Known]]:
         """Return those that live; the others are forgotten."""
-        modules = [m for reference in self._references.values() if (m := reference()) is not None]
-        self._references.clear()
-        self.update(modules)
-        return modules
+        found = [(m, known) for known in self._known.values() if (m := known.module()) is not None]
+        self._known = {id(module): known for module, known in found}
+        return found
 
 
 class OwnershipWatch:
@@ -210,8 +230,8 @@ class OwnershipWatch:
     def sample(self, mark: int) -> None:
         """Log what the known modules hold now."""
         self._find_unhooked(mark)
-        for module in self._modules.alive():
-            self._log_held(mark, module)
+        for module, known in self._modules.alive():
+            self._log_held(mark, module, known.noted)
 
     def _find_unhooked(self, mark: int) -> None:
         """Learn what compiled code made or stepped, where no hook of ours is called."""
@@ -222,19 +242,51 @@ class OwnershipWatch:
             self._modules.update(m for m in live.modules if not isinstance(m, torch.fx.GraphModule))
             self._log_optimizers(mark, live.optimizers)
 
-    def _log_held(self, mark: int, module: torch.nn.Module, gradients: bool = True) -> None:
+    def _log_held(
+        self, mark: int, module: torch.nn.Module, noted: dict[str, int], gradients: bool = True
+    ) -> None:
+        """Log what a module holds, less what is ``noted`` already and has not changed since."""
         for name, parameter in parameters_of(module).items():
             if parameter is not None:
-                self._log.owner(mark, Ownership.PARAMETER, parameter, id(module), name)
+                if self._is_new(noted, name, Ownership.PARAMETER, parameter):
+                    self._log.owner(mark, Ownership.PARAMETER, parameter, id(module), name)
                 gradient = autograd.gradient_of(parameter) if gradients else None
                 if gradient is not None:
                     self._log.owner(mark, Ownership.GRADIENT, gradient, id(module), name)
         for name, buffer in buffers_of(module).items():
-            if buffer is not None:
+            if buffer is not None and self._is_new(noted, name, Ownership.BUFFER, buffer):
                 self._log.owner(mark, Ownership.BUFFER, buffer, id(module), name)
         for name, child in submodules_of(module).items():
             if child is not None:
-                self._log.edge(mark, child, module, name)
+                known, kind = self._modules.get(child), type(child).__name__
+                # Its class may become another one, as by a parametrization.
+                place = known and known.number << 32 | self._log.strings.number(kind)
+                if place is None or noted.get(name) != place:
+                    self._log.edge(mark, child, module, name)
+                if place is not None:
+                    noted[name] = place
+
+    def _is_new(
+        self, noted: dict[str, int], name: str, kind: Ownership, tensor: torch.Tensor
+    ) -> bool:
+        """Return whether a tensor has to be noted, and note that it is.
+
+        A storage that was there at the start is known to be the same while it is where it was. All
+        that modules of the process hold is looked at before each backward pass: so this asks once.
+        """
+        if type(tensor) not in ORDINARY or not (ptr := data_ptr(tensor)):
+            return True
+        # Where a tensor does not begin with its storage, none is found.
+        place = self._log.devices.number(device_name(tensor.device)), ptr
+        reference = self._storages.get(place)
+        storage = None if reference is None else reference()
+        if storage is None or data_ptr(storage) != ptr:
+            return True
+        holding = ptr if kind is Ownership.PARAMETER else -ptr
+        if noted.get(name) == holding:
+            return False
+        noted[name] = holding
+        return True
 
     @quiet
     def sample_graphs(self, mark: int) -> None:
@@ -260,8 +312,8 @@ class OwnershipWatch:
         backward pass has logged each ``.grad`` already.
         """
         self._find_unhooked(mark)
-        for module in self._modules.alive():
-            self._log_held(mark, module, gradients=False)
+        for module, known in self._modules.alive():
+            self._log_held(mark, module, known.noted, gradients=False)
         live = find_live()
         self._log_graphs(mark, live.tensors)
         cpu = self._log.devices.number("cpu")
@@ -355,7 +407,7 @@ class OwnershipWatch:
 
     def _see(self, module: torch.nn.Module) -> None:
         """Log a module when it is first met: from now on its ``id()`` stands for it."""
-        if module not in self._modules:
+        if self._modules.get(module) is None:
             self._modules.update([module])
             mark = self._mark(MarkKind.MODULE_SEEN, "")
             self._log.edge(mark, module, None, "")
@@ -364,7 +416,7 @@ class OwnershipWatch:
     def _see_filled(self, module: torch.nn.Module) -> None:
         """Log a module that got everything that it holds at once."""
         self._see(module)
-        self._log_held(self._mark(MarkKind.MODULE_SEEN, ""), module)
+        self._log_held(self._mark(MarkKind.MODULE_SEEN, ""), module, {})
 
     @quiet
     def _on_registered(
@@ -401,7 +453,7 @@ class OwnershipWatch:
                 self._log.owned(mark, Ownership.OPTIMIZER_STATE, tensors_within(state))
 
     def _follow_storages(self, holder: torch.Tensor | torch.UntypedStorage) -> None:
-        """Log the death of CPU storages: the profiler reports none for blocks it saw no birth of.
+        """Follow storages until they die.
 
         The Python object of a storage lives exactly as long as the storage, whoever else holds it.
         """
@@ -409,7 +461,7 @@ class OwnershipWatch:
         for part in parts:
             for device, ptr, size_bytes in storages_of(part):
                 place = (self._log.devices.number(device), ptr)
-                if device == "cpu" and place not in self._storages:
+                if place not in self._storages:
                     died = partial(self._on_freed, (*place, size_bytes))
                     storage = (
                         part if isinstance(part, torch.UntypedStorage) else part.untyped_storage()
@@ -450,9 +502,11 @@ class OwnershipWatch:
 
     @quiet
     def _on_freed(self, row: tuple[int, int, int], _: object) -> None:
-        mark = self._mark(MarkKind.STORAGE_FREED, "")
-        self._log.owners.append((mark, Ownership.LIVE, *row, 0, 0))
+        """Log it on the CPU: there the profiler reports none for blocks it saw no birth of."""
         self._storages.pop(row[:2], None)
+        if row[0] == self._log.devices.number("cpu"):
+            mark = self._mark(MarkKind.STORAGE_FREED, "")
+            self._log.owners.append((mark, Ownership.LIVE, *row, 0, 0))
 
 
 class WatchedEngine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -192,6 +192,47 @@ def test_a_storage_that_dies_is_noted_once_however_many_views_it_had(seen: Watch
 
 
 @reads_saved
+def _held_since(seen: Watched, first: int, first_edge: int) -> set[str]:
+    """Names of what modules were noted to hold, from some rows of owners and edges on."""
+    names, kinds = seen.strings.values(), (Ownership.PARAMETER, Ownership.BUFFER)
+    owners = [name for _, k, *_, name in [*seen.log.owners][first:] if k in kinds]
+    edges = [name for *_, name, _ in [*seen.log.edges][first_edge:]]
+    return {names[number] for number in (*owners, *edges)} - {""}
+
+
+# At its address there is a storage, and another one after that.
+_MEMORY = bytearray(64)
+
+
+def _mean() -> torch.Tensor:
+    return torch.frombuffer(_MEMORY, dtype=torch.float32, count=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "noted"),
+    [
+        (lambda model: None, set()),
+        (lambda model: setattr(model[0].weight, "data", torch.ones(4, 4)), {"weight"}),
+        (lambda model: model[1].running_var.untyped_storage().resize_(640_000), {"running_var"}),
+        (lambda model: setattr(model[1].running_mean, "data", _mean()), {"running_mean"}),
+        (lambda model: model._modules.update({"0": copy.copy(model[0])}), {"0", "weight", "bias"}),
+        (lambda model: setattr(model[0], "__class__", type("Other", (nn.Linear,), {})), {"0"}),
+    ],
+    ids=["nothing", "other_data", "moved", "same_address", "other_module", "other_class"],
+)
+def test_what_modules_hold_is_noted_again_where_it_has_changed(
+    seen: Watched, change: Callable[[nn.Sequential], object], noted: set[str]
+):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model[1].running_mean.data = _mean()
+    seen.scan()
+    model(torch.ones(2, 4)).sum().backward()
+    before = len(seen.log.owners), len(seen.log.edges)
+    change(model)
+    model(torch.ones(2, 4)).sum().backward()
+    assert _held_since(seen, *before) == noted
+
+
 def test_a_backward_pass_is_noted_with_what_it_keeps_and_makes(seen: Watched):
     w = torch.ones(4, requires_grad=True)
     x = torch.ones(4)
