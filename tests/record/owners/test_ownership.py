@@ -191,7 +191,6 @@ def test_a_storage_that_dies_is_noted_once_however_many_views_it_had(seen: Watch
 # --- backward ---------------------------------------------------------------------------------
 
 
-@reads_saved
 def _held_since(seen: Watched, first: int, first_edge: int) -> set[str]:
     """Names of what modules were noted to hold, from some rows of owners and edges on."""
     names, kinds = seen.strings.values(), (Ownership.PARAMETER, Ownership.BUFFER)
@@ -233,6 +232,7 @@ def test_what_modules_hold_is_noted_again_where_it_has_changed(
     assert _held_since(seen, *before) == noted
 
 
+@reads_saved
 def test_a_backward_pass_is_noted_with_what_it_keeps_and_makes(seen: Watched):
     w = torch.ones(4, requires_grad=True)
     x = torch.ones(4)
