@@ -392,6 +392,7 @@ class Recorder:
         self._listen_to_compiler()
         self._history.begin()
         session = profiler.Profiler(below_torch=self._ranges.around > 0)
+        profiler.print_no_frees()
         with ORIGINALS.back():
             session.start()
         self._profiler = session

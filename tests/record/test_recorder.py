@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pytest_torchmem.analysis.pipeline import analyze_trace
+from pytest_torchmem.measuring.block import measure
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record import safe_points
 from pytest_torchmem.record.recorder import Recorder
@@ -238,3 +239,15 @@ def test_what_torch_calls_is_recorded_without_a_warning_of_the_profilers():
         warnings.simplefilter("error")
         Recorded.apply(torch.ones(2, requires_grad=True))
     assert len(traces[0].allocations)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch's library has another name")
+def test_torch_prints_nothing_where_a_body_frees_what_was_there_before(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    held = [torch.ones(3) for _ in range(1200)]
+    for _ in range(2):
+        with measure(device="cpu"):
+            torch.ones(3)
+            del held[:600]
+    assert (held, capfd.readouterr().err) == ([], "")

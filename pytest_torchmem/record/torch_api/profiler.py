@@ -213,42 +213,71 @@ def _libc10() -> ctypes.CDLL:
 def all_threads_switch() -> ctypes.c_bool | None:
     """Return that switch; None where torch lacks it, or would print each allocation then."""
     try:
-        library = _libc10()
-        switch = ctypes.c_bool.in_dll(library, COUNT_ALL_THREADS.partition(".")[2])
-        least_printed = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level").value
+        switch = ctypes.c_bool.in_dll(_libc10(), COUNT_ALL_THREADS.partition(".")[2])
+        return switch if _least_printed().value > 0 else None
     except (StopIteration, OSError, ValueError):
         return None
-    return switch if least_printed > 0 else None
+
+
+def _least_printed() -> ctypes.c_int:
+    return ctypes.c_int.in_dll(_libc10(), "FLAGS_caffe2_log_level")
 
 
 # A function of libc10's (2.13.0): it returns what counts the memory of the CPU's tensors.
 _CPU_REPORTER: Final = "libc10._ZN3c1025profiledCPUMemoryReporterEv"
 _UNUSUAL_BYTES: Final = 40_009
+_NOTHING_PRINTED: Final = 4
+
+
+class _Reporter(NamedTuple):
+    """What counts the memory of the CPU's tensors, as words, and which words count what."""
+
+    words: ctypes.Array[ctypes.c_size_t]
+    total: int
+    unknown: int | None
 
 
 @cache
-def cpu_total() -> Callable[[], int] | None:
-    """Return a function that says how many bytes of the CPU's memory are counted as allocated.
-
-    First asked outside of a session: the count is found by what an allocation adds to it. None
-    where it is not found.
-    """
+def _reporter() -> _Reporter | None:
+    """Return what counts; its words are found by what an allocation and two frees add to them."""
     switch = all_threads_switch()
-    if switch is None:
+    find = switch is not None and getattr(_libc10(), _CPU_REPORTER.partition(".")[2], None)
+    if switch is None or not find:
         return None
-    reporter = getattr(_libc10(), _CPU_REPORTER.partition(".")[2], None)
-    if reporter is None:
-        return None
-    reporter.restype = ctypes.c_void_p
-    words = (ctypes.c_size_t * 16).from_address(reporter())
-    was_on, switch.value = switch.value, True
+    find.restype = ctypes.c_void_p
+    words = (ctypes.c_size_t * 16).from_address(find())
+    unknown = torch.UntypedStorage(_UNUSUAL_BYTES)  # type: ignore[no-untyped-call]
+    level, was_on = _least_printed(), switch.value
+    was_printed, switch.value = level.value, True
     before = list(words)
     held = torch.UntypedStorage(_UNUSUAL_BYTES)  # type: ignore[no-untyped-call]
     after = list(words)
     del held
-    switch.value = was_on
+    freed, level.value = list(words), _NOTHING_PRINTED
+    del unknown
+    level.value, switch.value = was_printed, was_on
     found = [n for n in range(len(words)) if after[n] - before[n] == _UNUSUAL_BYTES]
-    return partial(words.__getitem__, found[0]) if len(found) == 1 else None
+    counts = [n for n in range(len(words)) if words[n] - freed[n] == 1]
+    return _Reporter(words, found[0], counts[0] if counts else None) if len(found) == 1 else None
+
+
+def cpu_total() -> Callable[[], int] | None:
+    """Return a function that says how many bytes of the CPU's memory are counted as allocated.
+
+    First asked outside of a session. None where it is not found.
+    """
+    reporter = _reporter()
+    return partial(reporter.words.__getitem__, reporter.total) if reporter else None
+
+
+def print_no_frees() -> None:
+    """Keep torch from printing that memory is freed which came before the session.
+
+    It prints so at the first and each thousandth time, and counts from one again after this.
+    """
+    reporter = _reporter()
+    if reporter and reporter.unknown is not None:
+        reporter.words[reporter.unknown] = 1
 
 
 class Counted(NamedTuple):
