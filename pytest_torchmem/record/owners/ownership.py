@@ -39,7 +39,6 @@ from pytest_torchmem.record.owners.places import (
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import quiet
 from pytest_torchmem.record.torch_api import autograd, fake_tensors
-from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.record.torch_api.modules import (
     CONVERT,
     buffers_of,
@@ -354,7 +353,7 @@ class OwnershipWatch:
         self._depth += 1
         return holdings.leaves
 
-    @untraced
+    @quiet
     def follow_gradients(self, roots: Iterable[object]) -> list[RemovableHandle]:
         """Log the gradients that nodes hand on within a transform; return the hooks that do so.
 

@@ -22,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_torchmem.record.owners.places import tensors_within
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.torch_api import autograd, dispatcher, profiler
+from pytest_torchmem.record.patches.python_tracing import quiet
+from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.record.tree.kineto import MARKED
 
@@ -132,16 +133,20 @@ class _Calls(TorchFunctionMode):
         # Neither a property such as ``shape`` nor a whole backward pass is an operator.
         if name == "__get__" or getattr(func, "__module__", "") == "torch.autograd":
             return func(*args, **kwargs)
-        with dispatcher.unseen_by_modes():
-            mark = self._called(*_read_and_written(name, args, kwargs))
-        profiler.observe_operators(True)
+        label = self._label(name, args, kwargs)
         # Not by calling `__enter__`: the profiler closes what begins in a call when that returns.
-        with profiler.RecordFunction(f"{MARKED}{mark} aten::{name.strip('_')}"):
+        with profiler.RecordFunction(label):
             profiler.observe_operators(False)
             return func(*args, **kwargs)
 
+    @quiet
+    def _label(self, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
+        """Note a call, and observe what comes next: the event of this name."""
+        mark = self._called(*_read_and_written(name, args, kwargs))
+        profiler.observe_operators(True)
+        return f"{MARKED}{mark} aten::{name.strip('_')}"
 
-@untraced
+
 def _read_and_written(
     name: str, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

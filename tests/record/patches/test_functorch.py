@@ -326,3 +326,26 @@ def test_what_a_call_writes_to_is_not_among_what_it_reads(call):
     finally:
         patches.remove()
     assert calls[0] == (int("mul" in call.__code__.co_names), 1)
+
+
+@pytest.mark.parametrize("transform", [grad, torch.vmap])
+def test_the_profiler_records_little_of_what_notes_an_operator(
+    transform: Callable[[Callable[..., object]], Callable[..., object]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(Recorder, "_foresee", lambda self, seconds, count: counts.append(count))
+
+    def event_count(operator_count: int) -> int:
+        def add(x: torch.Tensor) -> torch.Tensor:
+            for _ in range(operator_count):
+                x = x + 1
+            return x.sum()
+
+        counts.clear()
+        measured(lambda: transform(add)(torch.ones(2, 2)))
+        return sum(counts)
+
+    event_count(1)
+    # Six are allocations and frees; each takes 3 KiB at the end of the session.
+    assert (event_count(120) - event_count(20)) / 100 < 30
