@@ -230,7 +230,7 @@ _NOTHING_PRINTED: Final = 4
 
 
 class _Reporter(NamedTuple):
-    """What counts the memory of the CPU's tensors, as words, and which words count what."""
+    """Words of torch that count the memory of the CPU's tensors, and the places of two of them."""
 
     words: ctypes.Array[ctypes.c_size_t]
     total: int
