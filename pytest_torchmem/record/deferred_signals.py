@@ -18,6 +18,8 @@ from threading import get_ident, main_thread
 from types import FrameType
 from typing import Final
 
+from pytest_torchmem.record.recursion_room import RecursionRoom
+
 _Handler = Callable[[int, FrameType | None], object]
 
 _OURS: Final = f"{Path(__file__).parents[1]}/"
@@ -35,13 +37,14 @@ class DeferredSignals:
 
     Those whose signals came run in `handle`, in their order, with the frame of the program's that
     was interrupted; what one raises is raised there. Python runs handlers on the main thread alone,
-    so elsewhere there is nothing to do.
+    so elsewhere there is nothing to do. Nor do ours reach the recursion limit meanwhile.
     """
 
     _is_on = False
 
     def __init__(self) -> None:
         self._handlers: dict[int, _Handler] = {}
+        self._room = RecursionRoom()
         #: The numbers of the signals that came.
         self.came: list[int] = []
         #: One within another does nothing.
@@ -50,6 +53,7 @@ class DeferredSignals:
     def begin(self) -> None:
         """Put our own in the place of each handler."""
         if self._defers:
+            self._room.begin()
             DeferredSignals._is_on = True
             try:
                 for number in _NUMBERS:
@@ -67,6 +71,7 @@ class DeferredSignals:
     def end(self) -> None:
         """Put the handlers back, where they are still ours."""
         if self._defers:
+            self._room.end()
             DeferredSignals._is_on = False
             try:
                 self._put_back()

@@ -253,7 +253,10 @@ class Recorder:
 
     @untraced
     def stop(self) -> Trace:
-        """End the recording, restore everything, and return all that was recorded."""
+        """End the recording, restore everything, and return all that was recorded.
+
+        Raises `RecordingError` where it could not go on after a session.
+        """
         with handlers_wait():
             self._stop()
         return self._assemble(last=True)
@@ -265,6 +268,8 @@ class Recorder:
             self._tracing.suspend()
             synchronize(self._device)
             autograd.await_engine(self._device)
+            if self._profiler is None:
+                raise RecordingError("the recording was interrupted and could not go on")
             if self._ranges.none_open():
                 # Another one may see more freed.
                 with self._count.kept():
@@ -331,7 +336,7 @@ class Recorder:
             with handlers_wait():
                 self._pause()
         except BaseException as error:
-            if not isinstance(error, RecordingError):
+            if self._profiler is None and not isinstance(error, RecordingError):
                 self._go_on()
             raise
 

@@ -45,6 +45,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import unheard
 from pytest_torchmem.record.patches.threads import UnknownThreads
+from pytest_torchmem.record.recursion_room import RecursionRoom
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 
@@ -221,10 +222,25 @@ class _PendingCall:
     """
 
     def __bool__(self) -> bool:
-        _ASKED.clear()
-        # A forked process may have a call that its parent has asked for.
-        if _LISTENING and _LISTENING[-1].process == getpid():
-            _LISTENING[-1].reach()
+        # No call: the body's recursion may have left none.
+        del _ASKED[:]
+        room = None
+        try:
+            try:
+                room = RecursionRoom()
+                room.begin()
+            except RecursionError:
+                return False
+            # A forked process may have a call that its parent has asked for.
+            if _LISTENING and _LISTENING[-1].process == getpid():
+                _LISTENING[-1].reach()
+        finally:
+            if room is not None:
+                try:
+                    room.end()
+                finally:
+                    # The handler of a signal may have raised when that began.
+                    room.end()
         return False
 
 
