@@ -61,11 +61,9 @@ class CounterMeasurement:
 
     def _retained(self) -> int:
         from pytest_torchmem.record.devices import settle
-        from pytest_torchmem.record.torch_api import autograd
 
         if self._history is None:
             return 0
-        autograd.await_engine(self._device)
         # The workspaces that libraries made in the body are given back: it does not retain them.
         settle(self._device)
         self._history.end()

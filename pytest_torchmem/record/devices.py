@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pytest_torchmem.record.torch_api import allocator, profiler
+from pytest_torchmem.record.torch_api import allocator, autograd, profiler
 from pytest_torchmem.values.errors import DeviceError, DeviceNameError
 from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.units import KiB, MiB
@@ -165,8 +165,10 @@ def settle(device: torch.device) -> None:
     Libraries keep their workspaces after the first call. Without them, a body needs the same bytes
     whether or not another one called the library before. Where nobody knows what was requested, the
     sizes of blocks count, and a block that somebody else freed may be larger than one made anew.
+    What the engine's thread still holds of the last backward pass is nobody's any more.
     """
     synchronize(device)
+    autograd.await_engine(device)
     if device.type == "cuda":
         allocator.cuda_clear_cublas_workspaces()
     elif device.type != "cpu":

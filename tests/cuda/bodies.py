@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem import MiB
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
+from pytest_torchmem.record.torch_api import autograd
 
 Body = Callable[[torch.device], object]
 BODIES: dict[str, Body] = {}
@@ -185,4 +186,5 @@ def record(run: Body, device: torch.device) -> BodyMeasurement:
 def settle() -> None:
     gc.collect()
     torch.cuda.synchronize()
+    autograd.await_engine(torch.device("cuda:0"))
     torch._C._cuda_clearCublasWorkspaces()

@@ -11,7 +11,7 @@ from torch import nn
 
 from pytest_torchmem import MiB
 from pytest_torchmem.measuring.counted import CounterMeasurement
-from pytest_torchmem.record.torch_api import allocator
+from pytest_torchmem.record.torch_api import allocator, autograd
 from pytest_torchmem.values.results import Level, Result
 from tests.cuda.bodies import BODIES, record, run_bare
 
@@ -73,6 +73,20 @@ def test_a_body_that_keeps_nothing_retains_nothing(cuda: torch.device, name: str
     most, least = counted(lambda: run(cuda), cuda)
     assert most.retained.total == 0
     assert least.peak.total == bare <= most.peak.total
+
+
+def test_what_the_engine_still_holds_was_not_there_before(
+    cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> None:
+        held.clear()
+        torch.ones(2 * MiB, device=cuda)
+
+    # A thread of the engine's has it for a moment after a backward pass.
+    held = [torch.ones(MiB, device=cuda)]
+    monkeypatch.setattr(autograd, "await_engine", lambda _: held.clear())
+    most, least = counted(run, cuda)
+    assert most.peak.total >= least.peak.total == 8 * MiB
 
 
 @pytest.mark.parametrize("name", KEEPERS)
