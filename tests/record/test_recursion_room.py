@@ -15,6 +15,7 @@ from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.recursion_room import RecursionRoom
 from pytest_torchmem.record.safe_points import _PendingCall
 from pytest_torchmem.record.torch_api import profiler
+from pytest_torchmem.values.errors import RecordingError
 from tests.measured import measured
 from tests.record.undisturbed.programs_odd import depth_left
 
@@ -106,7 +107,7 @@ def test_a_recording_that_could_not_go_on_says_so(monkeypatch):
     with monkeypatch.context() as failing:
         failing.setattr(Recorder, "_resume", lambda _: None)
         measurement.trace()
-    with pytest.raises(recorder.RecordingError, match="could not go on"):
+    with pytest.raises(RecordingError, match="could not go on"):
         measurement.stop()
     assert not profiler.profiler_is_active()
     assert Recorder.now is None
