@@ -15,6 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
+from pytest_torchmem.record.owners import ownership
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.owners.places import places_of, storages_of
 from pytest_torchmem.record.patches import Installed
@@ -230,6 +231,19 @@ def test_what_modules_hold_is_noted_again_where_it_has_changed(
     change(model)
     model(torch.ones(2, 4)).sum().backward()
     assert _held_since(seen, *before) == noted
+
+
+def test_what_lies_where_a_storage_was_that_has_moved_is_noted_again(seen: Watched, monkeypatch):
+    def moved(part: torch.Tensor | torch.UntypedStorage) -> int:
+        return address(part) + isinstance(part, torch.UntypedStorage)
+
+    model, address = nn.Linear(4, 4), ownership.data_ptr
+    seen.scan()
+    model(torch.ones(2, 4)).sum().backward()
+    before = len(seen.log.owners), len(seen.log.edges)
+    monkeypatch.setattr(ownership, "data_ptr", moved)
+    model(torch.ones(2, 4)).sum().backward()
+    assert _held_since(seen, *before) == {"weight", "bias"}
 
 
 @reads_saved
