@@ -7,7 +7,7 @@ import sys
 import sysconfig
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import AbstractContextManager
 from functools import wraps
 from gc import get_objects, get_referrers, get_stats
@@ -41,6 +41,8 @@ _DEEPEST_HELD: Final = 4
 _MOST_ASKED: Final = 128
 # A project's tests may be parametrized with some hundred tensors.
 _MOST_MISSING: Final = 4096
+# A search for what holds them takes as long as eight to twelve looks at everything.
+_LOOKS_BEFORE_A_SEARCH: Final = 8
 _CONTAINERS: Final = (dict, list, tuple, set, CellType)
 
 # An object is young, in one of two generations, until it has survived a collection of the elder of
@@ -61,8 +63,9 @@ class Census:
     them again in the other instances, and ``beside`` returns more that come with those. Each
     instance refers to its class: so the number of references to the class tells whether the look
     found all. If it did not, it looks in the variables of all modules, and remembers those that
-    have any. If anything else changes that number, a look at everything follows. What is missed
-    twice, if it is a few, is searched for in the functions or objects that lead to it.
+    have any. If anything else changes that number, a look at everything follows. When such looks
+    have taken as long as a search, it searches for the functions or objects that lead to what is
+    missed time after time, if that is a few.
     """
 
     def __init__(
@@ -76,7 +79,8 @@ class Census:
         self._beside = beside
         # Since `let_go`, what `_references` said then.
         self._references: dict[int, int] | None = None
-        self._missing: set[int] = set()
+        # How often in a row a look has missed the instance with that id.
+        self._missed: dict[int, int] = {}
         # Of these, for which the holders were searched: a second search would find the same ones.
         self._searched: set[int] = set()
         self._holders: list[weakref.ref[object]] = []
@@ -118,13 +122,14 @@ class Census:
 
     def _find_holders(self, missing: set[int], looked: list[object]) -> None:
         self._searched &= missing
-        twice = (missing & self._missing) - self._searched
-        self._missing = missing
-        if 0 < len(twice) <= _MOST_MISSING:
-            self._searched |= twice
-            things = [thing for thing in looked if id(thing) in twice]
+        self._missed = {key: self._missed.get(key, 0) + 1 for key in missing}
+        counts = {key: n for key, n in self._missed.items() if n > 1 and key not in self._searched}
+        is_due = max(counts.values(), default=0) >= _LOOKS_BEFORE_A_SEARCH
+        if is_due and len(counts) <= _MOST_MISSING:
+            self._searched |= counts.keys()
+            things = [thing for thing in looked if id(thing) in counts]
             holders = [h for h in _holders_of(things) if not is_a(h, self._classes)]
-            fewest = _fewest(holders, twice, self._released)
+            fewest = _fewest(holders, counts.keys(), self._released)
             self._holders = [weakref.ref(h) for h in [*_alive(self._holders), *fewest]]
 
     def let_go(self) -> None:
@@ -313,7 +318,7 @@ def _referrers(things: list[object]) -> list[object]:
 
 
 def _fewest(
-    holders: list[object], wanted: set[int], classes: tuple[type[object], ...]
+    holders: list[object], wanted: Set[int], classes: tuple[type[object], ...]
 ) -> list[object]:
     """Return a few of ``holders`` that hold what all hold of ``wanted``, which are ids.
 
