@@ -9,6 +9,7 @@ from threading import Thread
 import pytest
 import torch
 
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record import recorder, recursion_room
 from pytest_torchmem.record.patches.python_tracing import handlers_wait
 from pytest_torchmem.record.recorder import Recorder
@@ -113,6 +114,22 @@ def test_a_recording_that_could_not_go_on_says_so(monkeypatch):
         measurement.stop()
     assert not profiler.profiler_is_active()
     assert Recorder.now is None
+
+
+def test_a_pause_that_cannot_begin_leaves_the_recording_whole(monkeypatch):
+    def too_deep() -> None:
+        raise RecursionError
+
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    kept = torch.ones(1024)
+    with monkeypatch.context() as failing:
+        failing.setattr(recorder, "handlers_wait", too_deep)
+        with pytest.raises(RecursionError), measurement.paused():
+            pass
+    kept = torch.cat([kept, kept])
+    assert measurement.stop().peak.total == 3 * 4096
+    assert kept.nbytes == 2 * 4096
 
 
 def test_the_limit_is_put_back():
