@@ -9,8 +9,10 @@ from threading import Thread
 import pytest
 import torch
 
+from pytest_torchmem.contexts import Around
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record import recorder, recursion_room
+from pytest_torchmem.record.deferred_signals import DeferredSignals
 from pytest_torchmem.record.patches.python_tracing import handlers_wait
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.recursion_room import RecursionRoom
@@ -117,7 +119,8 @@ def test_a_recording_that_could_not_go_on_says_so(monkeypatch):
 
 
 def test_a_pause_that_cannot_begin_leaves_the_recording_whole(monkeypatch):
-    def too_deep() -> None:
+    def too_deep() -> Around[DeferredSignals]:
+        failing.undo()
         raise RecursionError
 
     measurement = BodyMeasurement("cpu")

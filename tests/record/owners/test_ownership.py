@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem.record.owners import ownership
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
-from pytest_torchmem.record.owners.places import places_of, storages_of
+from pytest_torchmem.record.owners.places import data_ptr, places_of, storages_of
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd, profiler
@@ -237,7 +237,7 @@ def test_what_lies_where_a_storage_was_that_has_moved_is_noted_again(seen: Watch
     def moved(part: torch.Tensor | torch.UntypedStorage) -> int:
         return address(part) + isinstance(part, torch.UntypedStorage)
 
-    model, address = nn.Linear(4, 4), ownership.data_ptr
+    model, address = nn.Linear(4, 4), data_ptr
     seen.scan()
     model(torch.ones(2, 4)).sum().backward()
     before = len(seen.log.owners), len(seen.log.edges)
