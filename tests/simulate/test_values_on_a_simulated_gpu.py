@@ -256,6 +256,26 @@ def test_a_product_of_numbers_of_four_bits_has_a_scale_for_each_16_of_them():
         torch.testing.assert_close(by_recipe, product / 4)
 
 
+@pytest.mark.usefixtures("exact")
+@pytest.mark.skipif(not hasattr(functional, "scaled_mm"), reason="needs torch 2.10")
+@pytest.mark.parametrize("in_blocks", [0, 1])
+def test_by_recipe_a_column_has_the_scales_of_blocks_beside_each_other(in_blocks):
+    matrices, given, expected = (of_eight_bits(256, 320), of_eight_bits(128, 320)), [], []
+    kinds = [functional.ScalingType.BlockWise1x128] * 2
+    kinds[in_blocks] = functional.ScalingType.BlockWise128x128
+    for place, matrix in enumerate(matrices):
+        down = 128 if place == in_blocks else 1
+        scale = powers_of_two(len(matrix) // down, 4 if place == in_blocks else 3)
+        laid = scale.t() if place == in_blocks else scale.t().contiguous().t()
+        given.append(laid.to(CUDA))
+        each = scale.repeat_interleave(down, 0).repeat_interleave(128, 1)
+        expected.append(matrix.float() * each[:, :320])
+    left, right = (matrix.to(CUDA) for matrix in matrices)
+    product = functional.scaled_mm(left, right.t(), given[0], kinds[0], given[1], kinds[1])
+    wanted = (expected[0] @ expected[1].t()).bfloat16()
+    torch.testing.assert_close(product.cpu(), wanted, rtol=1e-2, atol=1e-1)
+
+
 def of_groups(left, right, ends):
     """What each group gives: of its rows, its columns or both, or of a matrix of its own."""
     parts, bounds = [], [0, *ends]
@@ -278,15 +298,16 @@ def test_a_product_of_groups_has_a_scale_for_each_row_and_column(left_axes, righ
     rows, columns = (
         powers_of_two(*((2,) if both else ()), *matrix.shape[:-1]) for matrix in (left, right)
     )
-    offsets = torch.tensor(ends, dtype=torch.int32, device=CUDA)
+    offs = None if left_axes == right_axes == 3 else torch.tensor(ends).to(CUDA, torch.int32)
+    first, second = left.to(CUDA), right.to(CUDA).transpose(-2, -1)
+    down, across = ((scale.flatten() if both else scale).to(CUDA) for scale in (rows, columns))
     product = torch._scaled_grouped_mm(
-        left.to(CUDA),
-        right.to(CUDA).transpose(-2, -1),
-        rows.flatten().to(CUDA) if both else rows.to(CUDA),
-        columns.flatten().to(CUDA) if both else columns.to(CUDA),
-        offs=None if left_axes == right_axes == 3 else offsets,
-        out_dtype=torch.bfloat16,
+        first, second, down, across, offs=offs, out_dtype=torch.bfloat16
     )
+    if hasattr(functional, "scaled_grouped_mm"):  # from torch 2.10 on
+        kind = functional.ScalingType.RowWise
+        by_recipe = functional.scaled_grouped_mm(first, second, down, kind, across, kind, offs=offs)
+        assert torch.equal(by_recipe, product)
     if both:  # each group is for some of the columns
         left, right = (
             torch.cat([m.float()[:, :32] * s[0, :, None], m.float()[:, 32:] * s[1, :, None]], 1)

@@ -29,6 +29,7 @@ torch::jit::Stack mm_with_packed_int4(const torch::jit::Stack& given);
 torch::jit::Stack scaled_mm(const torch::jit::Stack& given);
 torch::jit::Stack scaled_mm_by_recipe(const torch::jit::Stack& given);
 torch::jit::Stack scaled_grouped_mm(const torch::jit::Stack& given);
+torch::jit::Stack scaled_grouped_mm_by_recipe(const torch::jit::Stack& given);
 torch::jit::Stack cudnn_ctc_loss(const torch::jit::Stack& given);
 torch::jit::Stack batch_norm_stats(const torch::jit::Stack& given);
 torch::jit::Stack batch_norm_gather_stats(const torch::jit::Stack& given);

@@ -167,6 +167,7 @@ const Composed kComposed[] = {
     {"_scaled_mm", scaled_mm},
     {"_scaled_mm_v2", scaled_mm_by_recipe},
     {"_scaled_grouped_mm", scaled_grouped_mm},
+    {"_scaled_grouped_mm_v2", scaled_grouped_mm_by_recipe},
     {"_cudnn_ctc_loss", cudnn_ctc_loss},
     {"batch_norm_stats", batch_norm_stats},
     {"batch_norm_gather_stats", batch_norm_gather_stats},

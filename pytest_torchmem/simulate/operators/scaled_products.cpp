@@ -67,6 +67,20 @@ at::Tensor scaled(const at::Tensor& given, const Tensors& scales) {
   return numbers;
 }
 
+// By recipe. The scales of blocks that lie beside each other fill a column, up to a multiple of four.
+at::Tensor scaled(const at::Tensor& given, const c10::IValue& scales, const c10::IValue& recipes) {
+  Tensors in_rows = scales.toTensorVector();
+  const std::vector<int64_t> kinds = recipes.toIntVector();
+  for (size_t place = 0; place < kinds.size(); ++place) {
+    if (kinds[place] != kBlockOfRows) continue;
+    const int64_t down = count_of(given.size(0), kBlock), across = count_of(given.size(1), kBlock);
+    TORCH_CHECK(in_rows[place].sizes() == at::IntArrayRef({count_of(across, 4) * 4, down}),
+                "how these scales lie is not known");
+    in_rows[place] = in_rows[place].t();
+  }
+  return scaled(given, in_rows);
+}
+
 // What is too large for a type of eight bits becomes its largest number.
 at::Tensor rounded_to(const at::Tensor& values, const c10::IValue& type, at::ScalarType otherwise) {
   const at::ScalarType kind = type.isNone() ? otherwise : type.toScalarType();
@@ -109,14 +123,9 @@ Stack scaled_mm(const Stack& given) {
 }
 
 Stack scaled_mm_by_recipe(const Stack& given) {
-  for (const size_t recipes : {3, 6}) {
-    for (const int64_t recipe : given[recipes].toIntVector()) {
-      TORCH_CHECK(recipe != kBlockOfRows, "how these scales lie is not known");
-    }
-  }
   const at::Tensor left = given[0].toTensor();
-  const at::Tensor made = product(scaled(left, given[2].toTensorVector()),
-                                  scaled(given[1].toTensor().t(), given[5].toTensorVector()),
+  const at::Tensor made = product(scaled(left, given[2], given[3]),
+                                  scaled(given[1].toTensor().t(), given[5], given[6]),
                                   tensor_or_none(given[8]));
   return {rounded_to(made, given[9], left.scalar_type())};
 }
@@ -137,6 +146,11 @@ Stack scaled_grouped_mm(const Stack& given) {
   }
   const at::Tensor made = axis ? at::stack(parts) : at::cat(parts, right.dim() == 2);
   return {rounded_to(made, given[7], at::kBFloat16)};
+}
+
+Stack scaled_grouped_mm_by_recipe(const Stack& given) {
+  const c10::IValue scale = given[2].toTensorVector().at(0), other = given[5].toTensorVector().at(0);
+  return scaled_grouped_mm({given[0], given[1], scale, other, given[8], given[9], c10::IValue(), given[10]});
 }
 
 }  // namespace simulated
