@@ -25,6 +25,8 @@ UNFINISHED: Final = ".building"
 LIBRARY: Final = "libsimulated_cuda.so"
 # The runtime looks for it beside itself.
 LIBRARY_OF_OPERATORS: Final = "libsimulated_operators.so"
+# By what is here a linker finds CUDA's libraries without their versions.
+FOR_LINKERS: Final = "link"
 
 _COMPILERS: Final = ("g++", "clang++")
 _NAMES_OF_CUDA: Final = re.compile(r"lib(cu\w+|nccl|nvrtc|nvToolsExt|nvshmem_host)\.so")
@@ -96,8 +98,13 @@ def _read(torch_libraries: Path) -> list[ElfFile]:
 def _publish(made: Path, libraries: Iterable[ElfFile], out: Path) -> None:
     """Add the names by which the library is found, and put the folder in its place."""
     linked = {name for library in libraries for name in library.linked_with()}
-    for name in {n for n in linked if _NAMES_OF_CUDA.match(n)} | _OPENED_BY_NAME:
+    of_cuda = {name for name in linked if _NAMES_OF_CUDA.match(name)}
+    for name in of_cuda | _OPENED_BY_NAME:
         (made / name).symlink_to(LIBRARY)
+    (made / FOR_LINKERS).mkdir()
+    for name in of_cuda:  # what is linked needs the name with its version, as on a GPU
+        unversioned = name[: name.index(".so")] + ".so"
+        (made / FOR_LINKERS / unversioned).write_text(f"INPUT(-l:{name})\n")
     if not out.exists():
         made.rename(out)
 

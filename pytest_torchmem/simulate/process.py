@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.simulate import GPU_VARIABLE, torch_builds
+from pytest_torchmem.simulate.build import FOR_LINKERS
 from pytest_torchmem.simulate.gpus import Gpu, parse_gpu
 from pytest_torchmem.simulate.torch_builds import CHECKED, MACHINES, TorchBuild
 from pytest_torchmem.values.errors import SimulationError
@@ -110,6 +111,7 @@ def variables(
     gpu = parse_gpu(text)
     folders = [str(built.site), *([str(entry_point_folder())] if world else [])]
     compiled = torch_builds.cache_folder() / "compiled" / built.version
+    for_linkers = os.pathsep.join([str(built.runtime / FOR_LINKERS), str(built.runtime)])
     return {
         GPU_VARIABLE: text,
         # `runtime/devices.cpp` reads these.
@@ -123,6 +125,8 @@ def variables(
         **(world.variables(gpu) if world else {}),
         "PYTHONPATH": _first(os.pathsep.join(folders), environment.get("PYTHONPATH", "")),
         "LD_LIBRARY_PATH": _first(str(built.runtime), environment.get("LD_LIBRARY_PATH", "")),
+        # A CUDA extension is linked with libraries that a toolkit may lack, or that nobody has.
+        "LIBRARY_PATH": _first(for_linkers, environment.get("LIBRARY_PATH", "")),
         # Code that was compiled for a simulated GPU must not get into the caches of a real one.
         "USE_PYTORCH_KERNEL_CACHE": "0",
         "TRITON_CACHE_DIR": str(compiled / "triton"),

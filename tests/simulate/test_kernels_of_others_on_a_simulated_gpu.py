@@ -1,6 +1,7 @@
 """What other libraries' kernels write is computed on the CPU, or counts as not exact."""
 
 import ctypes
+import re
 import shutil
 import subprocess
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from pytest_torchmem import measure
+from pytest_torchmem.simulate import build
 
 CUDA = "cuda"
 # As nvcc has it for `__global__ void keep(const float* scores, long* kept)`.
@@ -33,21 +35,30 @@ void start(const float* scores, long* kept) {
 """
 
 
+# As `torch.utils.cpp_extension` links what it has compiled for CUDA.
+EXTENSION = """
+extern "C" int cudaGetDeviceCount(int*);
+extern "C" int count() { int found = 0; cudaGetDeviceCount(&found); return found; }
+"""
+
+
+def compiled(folder, source, *libraries):
+    if not (compiler := shutil.which("g++")):
+        pytest.skip("needs g++")
+    (folder / "source.cpp").write_text(source)
+    built = folder / "libbuilt.so"
+    command = [compiler, "-shared", "-fPIC", folder / "source.cpp", *libraries, "-o", built]
+    subprocess.run(command, check=True, timeout=120)
+    return ctypes.CDLL(str(built))
+
+
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """Start a kernel that reads one tensor and writes into another."""
     if not torch.cuda.is_available():
         pytest.skip("needs a simulated GPU: `.ci/cuda` runs this test on one")
-    if not (compiler := shutil.which("g++")):
-        pytest.skip("needs g++")
-    folder = tmp_path_factory.mktemp("library")
-    (folder / "keep.cpp").write_text(SOURCE)
-    built = folder / "libkeep.so"
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", folder / "keep.cpp", "-o", built], check=True, timeout=120
-    )
     torch.ones(1, device=CUDA)  # the GPU was looked for when the library is loaded
-    function = ctypes.CDLL(str(built)).start
+    function = compiled(tmp_path_factory.mktemp("library"), SOURCE).start
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     return lambda scores, kept: function(scores.data_ptr(), kept.data_ptr())
 
@@ -111,3 +122,10 @@ def test_what_another_library_computes_with_torchs_operators_stays(library):
     library.impl("keep", lambda scores: scores * 3, "CPU")
     library.impl("keep", lambda scores: scores * 2, "CUDA")
     assert torch.ops.torchmem_test.keep(torch.ones(2, device=CUDA)).tolist() == [2.0, 2.0]
+
+
+def test_an_extension_is_linked_with_cuda_libraries_and_needs_them_by_their_versions(tmp_path):
+    library = compiled(tmp_path, EXTENSION, "-lcudart", "-lcublas")
+    assert library.count() == torch.cuda.device_count()
+    needed = build.ElfFile(tmp_path / "libbuilt.so").linked_with()
+    assert any(re.fullmatch(r"libcudart\.so\.\d+", name) for name in needed)

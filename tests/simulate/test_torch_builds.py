@@ -316,6 +316,7 @@ def test_the_environment_of_a_process_names_the_gpu_and_comes_first():
     assert made["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert made["PYTHONPATH"] == "/site:/mine"
     assert made["LD_LIBRARY_PATH"] == "/runtime"
+    assert made["LIBRARY_PATH"] == "/runtime/link:/runtime"
     assert made["SIMULATED_CUDA_CUDNN"] == "/cudnn"
     assert made["USE_PYTORCH_KERNEL_CACHE"] == "0"
 
