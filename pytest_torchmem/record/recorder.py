@@ -108,7 +108,8 @@ class Recorder:
         self._marks = Rows(MARK)
         self._segments: list[Tables] = []
         self._profiler: profiler.Profiler | None = None
-        self._session_began_s = 0.0
+        self._session_began_s = self._session_s = 0.0
+        self._has_lost = False
         self._let_go_once = False
         self._points = SafePoints(self._cut)
         self._cut_after_s = _FIRST_CUT_S
@@ -268,7 +269,7 @@ class Recorder:
             self._tracing.suspend()
             synchronize(self._device)
             autograd.await_engine(self._device)
-            if self._profiler is None:
+            if self._profiler is None or self._has_lost:
                 raise RecordingError("the recording was interrupted and could not go on")
             if self._ranges.none_open():
                 # Another one may see more freed.
@@ -399,8 +400,12 @@ class Recorder:
         session = profiler.Profiler(below_torch=self._ranges.around > 0)
         profiler.print_no_frees()
         with ORIGINALS.back():
-            session.start()
-        self._profiler = session
+            try:
+                session.start()
+            finally:
+                # An exception that another thread sends may come after it has begun.
+                if session.is_undisturbed():
+                    self._profiler = session
         self._count_time()
         self._own_ns += perf_counter_ns() - begin_ns
 
@@ -494,34 +499,54 @@ class Recorder:
             return self._ended(is_cut=is_cut)
 
     def _ended(self, *, is_cut: bool) -> profiler.ProfilerResult | None:
-        session, self._profiler, result = self._profiler, None, None
-        if session is not None:
+        session = self._profiler
+        if session is None:
+            return None
+        try:
+            self._profiler = None
             if not profiler.profiler_is_active():
                 raise RecordingError(
                     "the test body ran a torch profiler of its own, and only one can be active; "
                     "what was measured until then is lost"
                 )
             begin_ns = perf_counter_ns()
-            # To record these calls would take longer than the calls.
-            self._tracing.suspend()
-            try:
-                self._points.hold()
-                self._history.end()
-                seconds = thread_time() - self._session_began_s
-                result = session.stop()
-            finally:
-                self._tracing.resume()
-            tables = self._reader.read(result, is_cut=is_cut, lost_calls=session.lost_calls)
-            self._foresee(seconds, tables.read_count)
-            if entries := self._history.read():
-                device = self._reader.device_names.number(str(self._device))
-                total, number = self._history.allocated, self._reader.strings.number
-                tables = with_lost(tables, device, entries, number=number, allocated=total)
-            self._segments.append(tables.packed())
-            self._size.add(self._segments[-1])
-            self._threads.look_at(result, self._reader.threads)
+            result = self._end(session)
+            self._read(result, session, is_cut=is_cut)
             self._own_ns += perf_counter_ns() - begin_ns
+        except BaseException:
+            # Memory may be short, or another thread has had this one raise.
+            if session.is_undisturbed():
+                self._profiler = session
+            else:
+                self._has_lost = True
+            raise
         return result
+
+    def _end(self, session: profiler.Profiler) -> profiler.ProfilerResult:
+        # To record these calls would take longer than the calls.
+        self._tracing.suspend()
+        try:
+            self._points.hold()
+            self._history.end()
+            seconds = thread_time() - self._session_began_s
+            result = session.stop()
+        finally:
+            self._tracing.resume()
+        self._session_s = seconds
+        return result
+
+    def _read(
+        self, result: profiler.ProfilerResult, session: profiler.Profiler, *, is_cut: bool
+    ) -> None:
+        tables = self._reader.read(result, is_cut=is_cut, lost_calls=session.lost_calls)
+        self._foresee(self._session_s, tables.read_count)
+        if entries := self._history.read():
+            device = self._reader.device_names.number(str(self._device))
+            total, number = self._history.allocated, self._reader.strings.number
+            tables = with_lost(tables, device, entries, number=number, allocated=total)
+        self._segments.append(tables.packed())
+        self._size.add(self._segments[-1])
+        self._threads.look_at(result, self._reader.threads)
 
     def _clock_mark(self, kind: MarkKind, text: str = "") -> int:
         self._marks.append((kind, time_ns(), -1, self._reader.strings.number(text)))

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
@@ -484,9 +484,11 @@ class Profiler:
         with _without_own_log():
             _autograd._prepare_profiler(self._config, self._copied)
             self._profile_function.take()
-            with _beside_other_tools():
-                _enable_profiler(self._config, self._activities, _SCOPES)
-        self._tracer = type(profile_function())
+            try:
+                with _beside_other_tools():
+                    _enable_profiler(self._config, self._activities, _SCOPES)
+            finally:
+                self._tracer = type(profile_function())
 
     def is_undisturbed(self) -> bool:
         """Return whether nobody has ended the session, or begun to profile beside it."""
@@ -622,22 +624,25 @@ def _without_own_log() -> Iterator[None]:
     """
     with suppress(OSError, ValueError, AttributeError):  # Python's own may be closed or None
         sys.stderr.flush()
-    try:
-        original = os.dup(2)
-    except OSError:  # no standard error to protect
+    with ExitStack() as opened:
+        # Where there is no standard error, or no file may be opened any more, it is left as it is.
+        with suppress(OSError):
+            original = os.dup(2)
+            opened.callback(os.close, original)
+            caught = opened.enter_context(_file_without_name())
+            opened.callback(_pass_on, caught, original)
+            os.dup2(caught.fileno(), 2)
         yield
-        return
-    with _file_without_name() as caught:
-        os.dup2(caught.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(original, 2)
-            os.close(original)
-            caught.seek(0)
-            for line in caught:
-                if not (line.startswith(b"USDT:") or _MISSES_COPIES in line):
-                    os.write(2, line)
+
+
+def _pass_on(caught: IO[bytes], original: int) -> None:
+    os.dup2(original, 2)
+    caught.seek(0)
+    # Nobody may read any more what the program writes there.
+    with suppress(OSError):
+        for line in caught:
+            if not (line.startswith(b"USDT:") or _MISSES_COPIES in line):
+                os.write(2, line)
 
 
 def _file_without_name() -> IO[bytes]:
