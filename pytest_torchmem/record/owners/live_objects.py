@@ -41,8 +41,10 @@ _DEEPEST_HELD: Final = 4
 _MOST_ASKED: Final = 128
 # A project's tests may be parametrized with some hundred tensors.
 _MOST_MISSING: Final = 4096
-# A search for what holds them takes as long as eight to twelve looks at everything.
+# A search for what holds them takes as long as eight to twelve looks at everything, or as two where
+# the way to frozen objects has to be followed for each look.
 _LOOKS_BEFORE_A_SEARCH: Final = 8
+_LONG_LOOKS_BEFORE_A_SEARCH: Final = 2
 _CONTAINERS: Final = (dict, list, tuple, set, CellType)
 
 # An object is young, in one of two generations, until it has survived a collection of the elder of
@@ -124,8 +126,8 @@ class Census:
         self._searched &= missing
         self._missed = {key: self._missed.get(key, 0) + 1 for key in missing}
         counts = {key: n for key, n in self._missed.items() if n > 1 and key not in self._searched}
-        is_due = max(counts.values(), default=0) >= _LOOKS_BEFORE_A_SEARCH
-        if is_due and len(counts) <= _MOST_MISSING:
+        enough = _LONG_LOOKS_BEFORE_A_SEARCH if frozen_count() else _LOOKS_BEFORE_A_SEARCH
+        if max(counts.values(), default=0) >= enough and len(counts) <= _MOST_MISSING:
             self._searched |= counts.keys()
             things = [thing for thing in looked if id(thing) in counts]
             holders = [h for h in _holders_of(things) if not is_a(h, self._classes)]
