@@ -402,10 +402,12 @@ class Recorder:
         with ORIGINALS.back():
             try:
                 session.start()
-            finally:
-                # An exception that another thread sends may come after it has begun.
+                self._profiler = session
+            except BaseException:
+                # One that another thread sends may come after it has begun.
                 if session.is_undisturbed():
                     self._profiler = session
+                raise
         self._count_time()
         self._own_ns += perf_counter_ns() - begin_ns
 

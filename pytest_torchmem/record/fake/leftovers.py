@@ -17,7 +17,8 @@ import random
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
@@ -83,7 +84,11 @@ def put_back(holders: Iterable[object], mode: fake_tensors.FakeTensorMode) -> It
         finally:
             for restore in undo:
                 restore()
-            if _alive(mode, seen):
+            left = [weakref.ref(fake) for fake in _alive(mode, seen)]
+            if left:
+                # What the run made is young, and most of it is garbage.
+                gc.collect(1)
+            if any(reference() is not None for reference in left):
                 gc.collect()
                 _let_go(mode)
 
@@ -267,23 +272,26 @@ def _alive(
 def _let_go(mode: fake_tensors.FakeTensorMode) -> None:
     """Empty the caches that hold fake tensors, and take them out of containers nobody reached."""
     found = _alive(mode)
-    for fake in found:
-        for holder in gc.get_referrers(fake):
-            if holder is found:
-                continue
-            _drop(holder, fake)
-            if isinstance(holder, tuple):
-                for outer in gc.get_referrers(holder):
-                    _drop(outer, holder)
+    # To ask who refers to some things is a look at everything.
+    holders = gc.get_referrers(*found) if found else []
+    tuples = [holder for holder in holders if isinstance(holder, tuple)]
+    outer = gc.get_referrers(*tuples) if tuples else []
+    for holder in holders:
+        if holder is not found:
+            _drop(holder, found)
+    for holder in outer:
+        if holder is not tuples and holder is not holders:
+            _drop(holder, tuples)
 
 
-def _drop(holder: object, value: object) -> None:
+def _drop(holder: object, values: Sequence[object]) -> None:
+    dropped = set(map(id, values))
     if isinstance(holder, _CACHE):
         holder.cache_clear()
     elif isinstance(holder, dict):
         # A class of the program's may refuse, as outputs of models do.
         with contextlib.suppress(Exception):
-            for key in [key for key, held in holder.items() if held is value]:
+            for key in [key for key, held in holder.items() if id(held) in dropped]:
                 del holder[key]
     elif isinstance(holder, list):
-        holder[:] = [held for held in holder if held is not value]
+        holder[:] = [held for held in holder if id(held) not in dropped]
