@@ -175,6 +175,21 @@ def test_an_estimate_that_leaves_nothing_looks_at_nothing_that_was_there(model, 
     assert len(looks) == 1
 
 
+@pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
+def test_garbage_of_an_estimate_goes_without_a_look_at_what_was_there(model):
+    def program():
+        cycle = [model(X)]
+        cycle.append(cycle)
+        return model(X)
+
+    # The first one imports.
+    estimate(program)
+    before, looks = fake_tensors(), gc.get_stats()[2]["collections"]
+    estimate(program)
+    assert gc.get_stats()[2]["collections"] == looks
+    assert fake_tensors() == before
+
+
 def test_a_cache_that_gets_a_graph_is_refused_in_words_and_stays_without(model):
     cache = torch.zeros(4, 64)
     held, kept = [cache], {cache}
