@@ -38,6 +38,13 @@ THIRD_PARTY = {"torch": "record", "pytest": "plugin", "_pytest": "plugin"}
 parsed = cache(ast.parse)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_source_stays_parsed() -> Iterator[None]:
+    # Half a million nodes, which each look at all objects would find in all tests after these.
+    yield
+    parsed.cache_clear()
+
+
 def imported(source: str) -> Iterator[str]:
     """Every module that a source imports, wherever the import stands."""
     for node in ast.walk(parsed(source)):
