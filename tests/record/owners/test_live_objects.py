@@ -301,7 +301,8 @@ def test_to_settle_frees_no_garbage_where_the_collector_is_off(quiet_collector: 
     del thing
     before = gc.get_freeze_count()
     census.settle(collect=False)
-    assert gc.get_freeze_count() == before
+    # What Python 3.12 itself has frozen is thawed.
+    assert gc.get_freeze_count() in (0, before)
     assert left() is not None
     assert any(found is left() for found in gc.get_objects())
     census.settle(collect=True)
