@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from pytest_torchmem.record.tree.kineto import TreeReader
 from pytest_torchmem.values.errors import RecordingError
 from tests.measured import measured
 
+DESCRIPTORS = Path("/proc/self/fd")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="its descriptors are looked at")
 
 
@@ -99,9 +101,9 @@ def test_the_last_descriptor_is_given_back():
             os.close(held[0])
 
     measured(int)
-    before = os.listdir("/proc/self/fd")
+    before = set(DESCRIPTORS.iterdir())
     assert measured(body).peak.total == 3 * 4096
-    assert os.listdir("/proc/self/fd") == before
+    assert set(DESCRIPTORS.iterdir()) == before
 
 
 @linux
