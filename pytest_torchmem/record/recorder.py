@@ -108,7 +108,7 @@ class Recorder:
         self._marks = Rows(MARK)
         self._segments: list[Tables] = []
         self._profiler: profiler.Profiler | None = None
-        self._session_began_s = self._session_s = 0.0
+        self._session_began_s = 0.0
         self._has_lost = False
         self._let_go_once = False
         self._points = SafePoints(self._cut)
@@ -512,8 +512,9 @@ class Recorder:
                     "what was measured until then is lost"
                 )
             begin_ns = perf_counter_ns()
+            seconds = thread_time() - self._session_began_s
             result = self._end(session)
-            self._read(result, session, is_cut=is_cut)
+            self._read(result, session, seconds, is_cut=is_cut)
             self._own_ns += perf_counter_ns() - begin_ns
         except BaseException:
             # Memory may be short, or another thread has had this one raise.
@@ -530,18 +531,20 @@ class Recorder:
         try:
             self._points.hold()
             self._history.end()
-            seconds = thread_time() - self._session_began_s
-            result = session.stop()
+            return session.stop()
         finally:
             self._tracing.resume()
-        self._session_s = seconds
-        return result
 
     def _read(
-        self, result: profiler.ProfilerResult, session: profiler.Profiler, *, is_cut: bool
+        self,
+        result: profiler.ProfilerResult,
+        session: profiler.Profiler,
+        seconds: float,
+        *,
+        is_cut: bool,
     ) -> None:
         tables = self._reader.read(result, is_cut=is_cut, lost_calls=session.lost_calls)
-        self._foresee(self._session_s, tables.read_count)
+        self._foresee(seconds, tables.read_count)
         if entries := self._history.read():
             device = self._reader.device_names.number(str(self._device))
             total, number = self._history.allocated, self._reader.strings.number

@@ -139,8 +139,7 @@ class SafePoints:
         if self._is_reached:
             self._next_s = seconds
         elif self in _LISTENING and not _is_coming():
-            # One that came before this call has returned would find Python busy with it.
-            self._set(max(seconds, _SOON_S))
+            self._set(max(seconds, 1e-9))
             _ASKED.append(self)
 
     def hold(self) -> None:

@@ -44,7 +44,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[profiler.Profiler]:
 
 
 def lowest_limit() -> int:
-    """How many calls are open above the caller, of all that the limit counts."""
+    """Count the calls that are open above the caller, as the limit counts them."""
     before = sys.getrecursionlimit()
     for limit in range(1, before):
         try:

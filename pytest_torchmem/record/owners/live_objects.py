@@ -41,8 +41,8 @@ _DEEPEST_HELD: Final = 4
 _MOST_ASKED: Final = 128
 # A project's tests may be parametrized with some hundred tensors.
 _MOST_MISSING: Final = 4096
-# A search for what holds them takes as long as eight to twelve looks at everything, or as two where
-# the way to frozen objects has to be followed for each look.
+# A search for what holds them takes as long as three to ten looks at everything. A look is longer
+# where the way to frozen objects has to be followed.
 _LOOKS_BEFORE_A_SEARCH: Final = 8
 _LONG_LOOKS_BEFORE_A_SEARCH: Final = 2
 _CONTAINERS: Final = (dict, list, tuple, set, CellType)
