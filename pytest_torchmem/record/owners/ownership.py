@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
@@ -147,7 +147,7 @@ class OwnershipWatch:
         self,
         log: OwnershipLog,
         mark: Callable[[MarkKind, str], int],
-        interrupted: Callable[[], AbstractContextManager[bool]],
+        interrupted: Callable[[], AbstractContextManager[bool]] = lambda: nullcontext(False),
     ) -> None:
         self._log = log
         self._mark = mark
