@@ -29,7 +29,10 @@ _SPARSE: Final[dict[torch.layout, tuple[str, ...]]] = {
 
 
 #: What holds memory and may be asked of the collector.
-HOLDING: Final = (torch.Tensor, torch.UntypedStorage)
+HOLDING: Final[tuple[type[torch.Tensor] | type[torch.UntypedStorage], ...]] = (
+    torch.Tensor,
+    torch.UntypedStorage,
+)
 
 
 def storage_key(tensor: torch.Tensor) -> int:
