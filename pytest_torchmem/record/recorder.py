@@ -24,7 +24,7 @@ from pytest_torchmem.record.devices import (
 )
 from pytest_torchmem.record.native.columns import Columns
 from pytest_torchmem.record.native.library import load
-from pytest_torchmem.record.owners.live_objects import settle_collector
+from pytest_torchmem.record.owners.live_objects import SwapWatch, settle_collector
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import (
@@ -95,12 +95,14 @@ class Recorder:
     def _start(self) -> None:
         begin_ns = perf_counter_ns()
         ORIGINALS.note()
+        self._library.prepare()
         settle(self._device)
         settle_collector(collect=holds_memory(self._device))
         with _collector_as_after_a_collection():
             settle(self._device)
             self._watch.install(self._following)
             GlooWatch().install(self._patches)
+            SwapWatch().install(self._patches)
             self._imports.install(self._patches)
             self._listen_to_compiler()
             self._hooks_in()

@@ -24,6 +24,7 @@ class Library:
         for name, result, arguments in (
             ("install", _INT, ()),
             ("follow_python", _INT, (_INT, ctypes.py_object)),
+            ("prepare", None, ()),
             ("begin", None, ()),
             ("end", None, ()),
             ("pause", None, ()),
@@ -43,6 +44,7 @@ class Library:
             function.restype, function.argtypes = result, arguments
             setattr(self, f"_{name}" if name in ("name", "code", "threads") else name, function)
 
+    prepare: Any
     begin: Any
     end: Any
     pause: Any

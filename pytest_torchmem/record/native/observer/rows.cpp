@@ -58,10 +58,17 @@ std::vector<Thread*> threads_of_recording() {
   return found;
 }
 
-int64_t now_ns() {
+namespace {
+int64_t read_ns(clockid_t clock) {
   timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
+  clock_gettime(clock, &now);
   return now.tv_sec * 1000000000ll + now.tv_nsec;
 }
+int64_t since_epoch = 0;
+}  // namespace
+
+// The time of day when a recording begins, and from then on a clock that nobody sets.
+void set_clock() { since_epoch = read_ns(CLOCK_REALTIME) - read_ns(CLOCK_MONOTONIC); }
+int64_t now_ns() { return read_ns(CLOCK_MONOTONIC) + since_epoch; }
 
 }  // namespace torchmem

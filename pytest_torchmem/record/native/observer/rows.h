@@ -165,6 +165,7 @@ extern std::atomic<int32_t> recording;
 
 Thread& thread();
 std::vector<Thread*> threads_of_recording();
+void set_clock();
 int64_t now_ns();
 // Bring the open calls in line with what Python runs; return the line on which the innermost function is.
 int32_t follow_calls(Thread& t, int64_t now);

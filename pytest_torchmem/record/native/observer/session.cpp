@@ -10,6 +10,8 @@ extern "C" {
 #pragma GCC visibility push(default)
 void torchmem_observe_operators(int on);
 
+// The first mark of a recording comes after this, and `torchmem_begin` after all that must not be seen.
+void torchmem_prepare() { set_clock(); }
 void torchmem_begin() {
   recording++;
   thread();
