@@ -15,7 +15,6 @@ import torch
 from pytest_torchmem.contexts import ORIGINALS, Around, pause_gc, resume_gc
 from pytest_torchmem.record.compiled.compiled_graphs import CompiledSources
 from pytest_torchmem.record.devices import (
-    AllocatorHistory,
     CounterReader,
     holds_memory,
     settle,
@@ -23,7 +22,7 @@ from pytest_torchmem.record.devices import (
     workspace_bytes,
 )
 from pytest_torchmem.record.native.columns import Columns
-from pytest_torchmem.record.native.library import load
+from pytest_torchmem.record.native.library import load, watch_gpu
 from pytest_torchmem.record.owners.live_objects import SwapWatch, settle_collector
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.patches import Installed
@@ -70,7 +69,6 @@ class Recorder:
         self._library = load()
         self._columns = Columns(self._library)
         self._counters = CounterReader(device, empties_cache=empties_cache)
-        self._history = AllocatorHistory(device)
         self._log = OwnershipLog(self._columns.strings, self._columns.device_names)
         self._watch = OwnershipWatch(self._log, self.mark)
         self._marks = Rows(MARK)
@@ -109,9 +107,9 @@ class Recorder:
             self._watch.scan(self._clock_mark(MarkKind.START))
             self._learn_graphs()
             self._counters.start()
-            self._history.start()
             self._own_ns += perf_counter_ns() - begin_ns
-            self._history.begin()
+            if self._device.type == "cuda":
+                watch_gpu()
             self._library.begin()
             self._records = True
         atexit.register(self.cancel)
@@ -191,7 +189,6 @@ class Recorder:
                 autograd.await_engine(self._device)
                 stop = self.mark(MarkKind.STOP)
                 self._library.end()
-                self._history.stop()
                 self._counters.stop()
                 self._watch.sample_end(stop)
             finally:
@@ -230,7 +227,6 @@ class Recorder:
         atexit.unregister(self.cancel)
         self._listening.remove()
         self._hooks.remove()
-        self._history.stop()
         self._patches.remove()
         self._following.remove()
         self._watch.forget_storages()

@@ -21,6 +21,7 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         functions: Any = ctypes.PyDLL(str(path))
+        self._functions = functions
         for name, result, arguments in (
             ("install", _INT, ()),
             ("follow_python", _INT, (_INT, ctypes.py_object)),
@@ -62,6 +63,13 @@ class Library:
     _name: Any
     _code: Any
 
+    def watch_gpu(self, path: Path) -> None:
+        """Have a GPU's memory noted, too, by the library at ``path``; CUDA has been initialised."""
+        address = ctypes.cast
+        functions = self._functions
+        noted, refused = functions.torchmem_note_memory, functions.torchmem_note_refusal
+        ctypes.PyDLL(str(path)).torchmem_watch_gpu(address(noted, _OUT), address(refused, _OUT))
+
     def threads(
         self, row: np.dtype[np.void], mention: np.dtype[np.void]
     ) -> Iterator[tuple[NDArray[np.void], NDArray[np.void]]]:
@@ -97,3 +105,8 @@ def load() -> Library:
     call: Any = torch.nn.Module._wrapped_call_impl
     library.follow_python(sys.version_info.minor, call.__code__)
     return library
+
+
+@cache
+def watch_gpu() -> None:
+    load().watch_gpu(Path("/tmp/rec_cuda.so"))
