@@ -26,7 +26,7 @@ from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record import devices, recorder, recording_size, safe_points
 from pytest_torchmem.record.safe_points import SafePoints
 from pytest_torchmem.record.torch_api import profiler
-from pytest_torchmem.record.tree import growing_tables
+from pytest_torchmem.record.profiled import growing_tables
 from pytest_torchmem.values.errors import RecordingError
 from pytest_torchmem.values.packed import PackedTable
 from pytest_torchmem.values.results import Result

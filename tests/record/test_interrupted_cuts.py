@@ -12,7 +12,7 @@ import torch
 
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import profiler
-from pytest_torchmem.record.tree.kineto import TreeReader
+from pytest_torchmem.record.profiled.kineto import TreeReader
 from pytest_torchmem.values.errors import RecordingError
 from tests.measured import measured
 

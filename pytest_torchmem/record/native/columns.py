@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from pytest_torchmem.record.native.library import Library
-from pytest_torchmem.record.tree.growing_tables import StringTable, Tables
+from pytest_torchmem.record.tables import StringTable, Tables
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     EVENT,
@@ -141,7 +141,13 @@ class Columns:
         for name in names.tolist():
             text, overload, writes = self._library.name(name)
             known.append(
-                (number(text), writes is not None, number(overload), number(writes or ""), len(letters))
+                (
+                    number(text),
+                    writes is not None,
+                    number(overload),
+                    number(writes or ""),
+                    len(letters),
+                )
             )
             letters += writes or ""
         table = np.array(known, np.int32).reshape(-1, 5)[place]
@@ -177,13 +183,14 @@ class Columns:
         table["mutable"][known] = self._letters[start[known] + mentions["argument"][known]]
         return table
 
-    def _allocations(
-        self, rows: NDArray[np.void], mentions: NDArray[np.void]
-    ) -> NDArray[np.void]:
+    def _allocations(self, rows: NDArray[np.void], mentions: NDArray[np.void]) -> NDArray[np.void]:
         found = np.flatnonzero(rows["kind"] == EventKind.ALLOCATION)
         table = np.zeros(len(found), ALLOCATION)
         table["event"], table["keyed"] = found, True
-        table["ptr"], table["size_bytes"] = rows["value"][found].view(np.uint64), rows["stop"][found]
+        table["ptr"], table["size_bytes"] = (
+            rows["value"][found].view(np.uint64),
+            rows["stop"][found],
+        )
         table["device"] = self._devices(rows["device"][found])
         on_gpu = np.flatnonzero(rows["device"][found] != 0)
         if len(on_gpu):

@@ -85,22 +85,6 @@ def has_graph(tensor: torch.Tensor) -> bool:
     return node_of(tensor) is not None
 
 
-_TRANSFORMS: Final = "torch._functorch.eager_transforms"
-#: The functions that enter and leave each kind of transform. They are called by the names that they
-#: were imported under.
-NESTING: Final = (
-    (f"{_TRANSFORMS}._grad_increment_nesting", f"{_TRANSFORMS}._grad_decrement_nesting"),
-    (f"{_TRANSFORMS}._jvp_increment_nesting", f"{_TRANSFORMS}._jvp_decrement_nesting"),
-    (f"{_TRANSFORMS}._func_increment_nesting", f"{_TRANSFORMS}._func_decrement_nesting"),
-    (
-        "torch._functorch.vmap._vmap_increment_nesting",
-        "torch._functorch.vmap._vmap_decrement_nesting",
-    ),
-    # Of `torch.autograd.grad(is_grads_batched=True)`, which has a vmap of its own.
-    ("torch._C._vmapmode_increment_nesting", "torch._C._vmapmode_decrement_nesting"),
-)
-
-
 _kind: Any = torch.Tensor
 _gradient: Final[Callable[[torch.Tensor], torch.Tensor | None]] = _kind.grad.__get__
 
@@ -152,9 +136,7 @@ def await_engine(device: torch.device, watched: Any = None) -> None:
         return
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return
-    recorded = profiler.profiler_is_active()
-    if recorded:
-        profiler.observe_operators(False)
+    profiler.observe_operators(False)
     try:
         with torch.inference_mode(False), torch.enable_grad(), _disable_current_modes():
             leaf = torch.empty(0, device=device, requires_grad=True)
@@ -162,8 +144,7 @@ def await_engine(device: torch.device, watched: Any = None) -> None:
                 (leaf.view(0),), (torch.empty(0, device=device),), False, False, (leaf,), True
             )
     finally:
-        if recorded:
-            profiler.observe_operators(True)
+        profiler.observe_operators(True)
 
 
 # Linux has a folder for each thread there, with its name.

@@ -21,7 +21,7 @@ from pytest_torchmem.record.owners.places import data_ptr, places_of, storages_o
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd, profiler
-from pytest_torchmem.record.tree.growing_tables import StringTable
+from pytest_torchmem.record.tables import StringTable
 from pytest_torchmem.values.trace import CREATE_GRAPH, MarkKind, Ownership
 from tests.measured import measured
 

@@ -25,8 +25,8 @@ from pytest_torchmem.record.patches.python_tracing import (
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import compiler, profiler
 from pytest_torchmem.record.torch_api.profiler import profile_function as now
-from pytest_torchmem.record.tree.growing_tables import Tables
-from pytest_torchmem.record.tree.kineto import TreeReader
+from pytest_torchmem.record.tables import Tables
+from pytest_torchmem.record.profiled.kineto import TreeReader
 from pytest_torchmem.values.contributors import Contributor
 from tests.record.patches.profiled import profiled
 from tests.record.undisturbed.state import hears_calls

@@ -13,8 +13,8 @@ from torch import nn
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.open_ranges import OpenRanges
 from pytest_torchmem.record.torch_api import profiler
-from pytest_torchmem.record.tree.growing_tables import Tables
-from pytest_torchmem.record.tree.kineto import TreeReader, device_name
+from pytest_torchmem.record.tables import Tables
+from pytest_torchmem.record.profiled.kineto import TreeReader, device_name
 from pytest_torchmem.values.trace import EventKind, Mutable, Role, Scope
 
 

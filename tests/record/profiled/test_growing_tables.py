@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from pytest_torchmem.record.devices import _private_bytes
-from pytest_torchmem.record.tree import growing_tables
-from pytest_torchmem.record.tree.growing_tables import Rows, Tables
+from pytest_torchmem.record.profiled import growing_tables
+from pytest_torchmem.record.tables import Rows, Tables
 from pytest_torchmem.values.packed import PackedTable
 from pytest_torchmem.values.trace import ALLOCATION, EVENT, MODULE_CALL, OVERLOAD, TENSOR
 

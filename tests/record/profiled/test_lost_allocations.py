@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pytest_torchmem.record.devices import HistoryEntry
-from pytest_torchmem.record.tree.growing_tables import Tables
-from pytest_torchmem.record.tree.lost_allocations import with_lost
+from pytest_torchmem.record.tables import Tables
+from pytest_torchmem.record.profiled.lost_allocations import with_lost
 from pytest_torchmem.values.trace import ALLOCATION, EVENT, MODULE_CALL, OVERLOAD, TENSOR, EventKind
 
 GPU = 1
