@@ -18,7 +18,7 @@ from pytest_torchmem.values.contributors import (
     Contributor,
     Source,
 )
-from pytest_torchmem.values.json_values import LATER, OTHERWISE, SIGNED, Json, JsonFields, JsonRow
+from pytest_torchmem.values.json_values import OTHERWISE, SIGNED, Json, JsonFields, JsonRow
 
 # What JSON has of the series of a timeline: of times the differences, of levels a flat list of
 # (moment, bytes from there on) pairs, because most contributors change at few moments.
@@ -70,7 +70,7 @@ class OperatorUse(JsonRow):
     calls: int
     allocated_bytes: int
     at_peak_bytes: int
-    self_time_ns: int = field(default=0, metadata=LATER)
+    self_time_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,15 +250,14 @@ class Picture(JsonFields):
     tracks: tuple[Track, ...] = ()
     operators: tuple[OperatorUse, ...] = ()
     spans: tuple[Span, ...] = ()
-    running: tuple[Span, ...] = field(default=(), metadata=LATER)
+    running: tuple[Span, ...] = ()
     estimated: bool = False
-    modules: tuple[ModuleShare, ...] = field(default=(), metadata=LATER)
+    modules: tuple[ModuleShare, ...] = ()
     blocks: Blocks = field(
         default_factory=Blocks,
         metadata={
             "write": lambda blocks: blocks.to_json() if blocks.rest else {},
             **_LAST,
-            **LATER,
         },
     )
     _totals: tuple[int, ...] = field(init=False, repr=False, compare=False, metadata=OTHERWISE)
