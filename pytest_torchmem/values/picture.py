@@ -84,21 +84,6 @@ class Span(JsonRow):
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleShare(JsonRow):
-    """The memory of one category that one module itself, without its parts, holds at the peak.
-
-    Attributes:
-        module: Its path, as in `Contributor.module`; ``""`` for what belongs to none.
-        category: What the bytes are for.
-        size_bytes: How many there are.
-    """
-
-    module: str
-    category: Category
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class StorageBlock:
     """One storage over time.
 
@@ -237,7 +222,6 @@ class Picture(JsonFields):
         spans: Named stretches of time.
         running: What ran at the peak, outermost first: labels and operators.
         estimated: True when the numbers were not measured; times then count graph nodes.
-        modules: What each module holds at the peak, the largest first.
         blocks: Storages one by one.
     """
 
@@ -252,7 +236,6 @@ class Picture(JsonFields):
     spans: tuple[Span, ...] = ()
     running: tuple[Span, ...] = ()
     estimated: bool = False
-    modules: tuple[ModuleShare, ...] = ()
     blocks: Blocks = field(
         default_factory=Blocks,
         metadata={
