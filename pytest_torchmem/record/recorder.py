@@ -67,7 +67,7 @@ class Recorder:
         self._source = source_for(device)
         self._counters = CounterReader(device, empties_cache=empties_cache)
         self._log = OwnershipLog(self._source.strings, self._source.device_names)
-        self._watch = OwnershipWatch(self._log, self.mark)
+        self._watch = OwnershipWatch(self._log, self.mark, self._source.sees_end)
         self._marks = Rows(MARK)
         self._compilations = CompilationWatch(self._learn_graphs)
         self._imports = CompilerImport(self._listen_to_compiler)

@@ -31,6 +31,7 @@ class Library:
             ("pause", None, ()),
             ("go_on", None, ()),
             ("let_go", None, ()),
+            ("sees_end", _INT, (_OUT,)),
             ("mark", _LONG, (_LONG,)),
             ("now_ns", _LONG, ()),
             ("threads", _INT, ()),
@@ -51,6 +52,7 @@ class Library:
     pause: Any
     go_on: Any
     let_go: Any
+    sees_end: Any
     mark: Any
     now_ns: Any
     install: Any

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from pytest_torchmem.record.native.columns import Columns
@@ -27,6 +28,13 @@ class NativeSource:
         self.prepare: Any = library.prepare
         self.begin: Any = library.begin
         self.end: Any = library.end
+
+    def sees_end(self, storage: torch.UntypedStorage) -> bool:
+        """Return whether the recording will have the end of a storage that is there already.
+
+        A GPU's allocator tells of all. The CPU's does since the library was loaded.
+        """
+        return storage.device.type == "cuda" or bool(self._library.sees_end(storage._cdata))
 
     def read(self, marks: NDArray[np.void]) -> Tables:
         """Return all that was recorded, and fill where the marks stand."""

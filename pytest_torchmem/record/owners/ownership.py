@@ -143,8 +143,10 @@ class OwnershipWatch:
         self,
         log: OwnershipLog,
         mark: Callable[[MarkKind, str], int],
+        sees_end: Callable[[torch.UntypedStorage], bool] = lambda _: False,
     ) -> None:
         self._log = log
+        self._sees_end = sees_end
         self._mark = mark
         self._modules = KnownModules()
         self._compiled_ran = False
@@ -406,20 +408,23 @@ class OwnershipWatch:
                 self._log.owned(mark, Ownership.OPTIMIZER_STATE, tensors_within(state))
 
     def _follow_storages(self, holder: torch.Tensor | torch.UntypedStorage) -> None:
-        """Follow storages until they die.
+        """Know storages while they live, and log the death of those whose end nobody else tells.
 
         The Python object of a storage lives exactly as long as the storage, whoever else holds it.
+        Where a call of ours at its death is not needed there is none: Python drops what a signal's
+        handler raises in one.
         """
         parts = [holder] if isinstance(holder, torch.UntypedStorage) else plain_tensors(holder)
         for part in parts:
             for device, ptr, size_bytes in storages_of(part):
                 place = (self._log.devices.number(device), ptr)
                 if place not in self._storages:
-                    died = partial(self._on_freed, (*place, size_bytes))
                     storage = (
                         part if isinstance(part, torch.UntypedStorage) else part.untyped_storage()
                     )
-                    self._storages[place] = weakref.ref(storage, died)
+                    died = partial(self._on_freed, (*place, size_bytes))
+                    called = None if self._sees_end(storage) else died
+                    self._storages[place] = weakref.ref(storage, called)
 
     def _seeing_moves(self, resize: Callable[[Any, int], object]) -> Callable[[Any, int], object]:
         """See a storage from before leave its place: it lives on, at another one or without any."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from time import time_ns
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from pytest_torchmem.record.profiled.kineto import MARKED, TreeReader, place_marks
@@ -45,6 +46,10 @@ class ProfiledSource:
         if self._session is not None:
             with profiler.RecordFunction(f"{MARKED}{number}"):
                 pass
+
+    def sees_end(self, storage: torch.UntypedStorage) -> bool:
+        """Return whether the recording will have the end of a storage that is there already."""
+        return storage.device.type != "cpu"
 
     def pause(self) -> None:
         """End the session and read it."""

@@ -151,6 +151,7 @@ def is_compiling() -> bool:
 #: Sets the calling thread's callback and returns the one before; no patch of ours is asked.
 set_frame_callback: Final[Callable[[Any], Any]] = _eval_frame.set_eval_frame
 
+
 def never_trace(code: CodeType) -> None:
     """Keep dynamo from tracing frames of ``code``; it goes on to trace what they call."""
     action = _eval_frame._FrameAction
