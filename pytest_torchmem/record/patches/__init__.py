@@ -50,7 +50,7 @@ class Patch:
     """A name of torch's or Python's that we put something into.
 
     Attributes:
-        releases: The releases of torch, or of Python, that need it, where not all do.
+        releases: The releases of torch that need it, or when it is needed, where not always.
     """
 
     name: str
@@ -91,6 +91,7 @@ PATCHES: Final = (
     Patch(
         "importlib._bootstrap._find_and_load",
         "Notices that the body imports torch's compiler, and collects the cycles that this leaves.",
+        releases="until the compiler is imported",
     ),
     Patch(compiler.END_CALLBACK, _COMPILED, How.ADDED),
     Patch(compiler.CLEAR_CALLBACKS, "Keeps our callbacks when the compiler is reset in a body."),

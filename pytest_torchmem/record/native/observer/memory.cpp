@@ -72,7 +72,7 @@ int torchmem_install() {
   free_inner = inner->raw_deleter();
   watched = new Watched(inner);
   c10::SetCPUAllocator(watched, 255);
-  pthread_atfork(nullptr, nullptr, [] { is_on = false; });
+  pthread_atfork(nullptr, nullptr, [] { is_on = is_under_way = false; });
   return 0;
 }
 #pragma GCC visibility pop

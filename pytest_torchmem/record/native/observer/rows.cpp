@@ -7,7 +7,7 @@ namespace torchmem {
 // None of these is ever destroyed: threads and storages outlive the interpreter.
 Texts& NAMES = *new Texts;
 Texts& CODES = *new Texts;
-std::atomic<bool> is_on{false};
+std::atomic<bool> is_under_way{false}, is_on{false};
 std::atomic<int32_t> recording{0};
 
 namespace {

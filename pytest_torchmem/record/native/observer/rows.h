@@ -160,7 +160,8 @@ struct Thread {
   }
 };
 
-extern std::atomic<bool> is_on;
+// A recording is under way in this process, and notes what happens now.
+extern std::atomic<bool> is_under_way, is_on;
 extern std::atomic<int32_t> recording;
 
 Thread& thread();

@@ -17,7 +17,7 @@ void torchmem_begin() {
   thread();
   threads_of_recording();
   torchmem_observe_operators(1);
-  is_on = true;
+  is_under_way = is_on = true;
 }
 // Leave out what comes next, up to `torchmem_go_on`. What is open ends here.
 void torchmem_pause() {
@@ -25,9 +25,9 @@ void torchmem_pause() {
   Thread& t = thread();
   t.close(0, now_ns());
 }
-void torchmem_go_on() { is_on = true; }
+void torchmem_go_on() { is_on = is_under_way.load(); }
 void torchmem_end() {
-  is_on = false;
+  is_under_way = is_on = false;
   torchmem_observe_operators(0);
 }
 int64_t torchmem_mark(int64_t number) {
