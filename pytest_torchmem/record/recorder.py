@@ -22,8 +22,8 @@ from pytest_torchmem.record.devices import (
     synchronize,
     workspace_bytes,
 )
+from pytest_torchmem.record.native.choice import load
 from pytest_torchmem.record.native.columns import Columns
-from pytest_torchmem.record.native.library import load
 from pytest_torchmem.record.owners.live_objects import SwapWatch, settle_collector
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.patches import Installed

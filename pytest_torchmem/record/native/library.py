@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 _INT, _LONG, _TEXT, _OUT = ctypes.c_int, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p
@@ -20,6 +18,7 @@ class Library:
     """The functions of the library, under Python's lock: a call hands it to no other thread."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         functions: Any = ctypes.PyDLL(str(path))
         for name, result, arguments in (
             ("install", _INT, ()),
@@ -88,12 +87,3 @@ class Library:
         """Return the file and the qualified name of a function, or the class of a module."""
         file, function, *module = self._code(number).decode(errors="replace").split("\n")
         return file, function, module[0] if module else ""
-
-
-@cache
-def load() -> Library:
-    library = Library(Path("/tmp/rec.so"))
-    library.install()
-    call: Any = torch.nn.Module._wrapped_call_impl
-    library.follow_python(sys.version_info.minor, call.__code__)
-    return library
