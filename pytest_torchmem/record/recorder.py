@@ -15,31 +15,28 @@ import torch
 from pytest_torchmem.contexts import ORIGINALS, Around, pause_gc, resume_gc
 from pytest_torchmem.record.compiled.compiled_graphs import CompiledSources
 from pytest_torchmem.record.devices import (
-    AllocatorHistory,
     CounterReader,
     holds_memory,
     settle,
     synchronize,
     workspace_bytes,
 )
-from pytest_torchmem.record.native.choice import load
-from pytest_torchmem.record.native.columns import Columns
 from pytest_torchmem.record.owners.live_objects import SwapWatch, settle_collector
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.patches.python_tracing import (
+from pytest_torchmem.record.patches.compiled_code import (
     CompilationWatch,
     CompiledRegions,
-    ImportWatch,
-    handlers_wait,
+    CompilerImport,
     note_graphs,
-    quiet,
 )
-from pytest_torchmem.record.patches.threads import GlooWatch
+from pytest_torchmem.record.patches.gloo import GlooWatch
+from pytest_torchmem.record.patches.quiet import quiet
+from pytest_torchmem.record.profiled.python_calls import library_paths
+from pytest_torchmem.record.sources import source_for
+from pytest_torchmem.record.tables import Rows
 from pytest_torchmem.record.torch_api import autograd, compiler
 from pytest_torchmem.record.torch_api.compiler import untraced
-from pytest_torchmem.record.tree.growing_tables import Rows
-from pytest_torchmem.record.tree.python_calls import library_paths
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.trace import COMPILED_LINE, MARK, MarkKind, Trace
 
@@ -67,16 +64,13 @@ class Recorder:
     ) -> None:
         self._device = device
         self._own_ns = 0
-        self._library = load()
-        self._columns = Columns(self._library)
+        self._source = source_for(device, say)
         self._counters = CounterReader(device, empties_cache=empties_cache)
-        self._history = AllocatorHistory(device)
-        self._log = OwnershipLog(self._columns.strings, self._columns.device_names)
-        self._watch = OwnershipWatch(self._log, self.mark)
+        self._log = OwnershipLog(self._source.strings, self._source.device_names)
+        self._watch = OwnershipWatch(self._log, self.mark, self._source.sees_end)
         self._marks = Rows(MARK)
-        self._records = False
         self._compilations = CompilationWatch(self._learn_graphs)
-        self._imports = ImportWatch(self._listen_to_compiler)
+        self._imports = CompilerImport(self._listen_to_compiler)
         self._regions = CompiledRegions(self._hooks_out, self._hooks_in)
         # Following what is owned is put off for a while by `paused`, and hooks that dynamo would
         # see while compiled code runs.
@@ -86,8 +80,7 @@ class Recorder:
     def start(self) -> None:
         """Settle the device and begin."""
         try:
-            with handlers_wait():
-                self._start()
+            self._start()
         except BaseException:
             self.cancel()
             raise
@@ -95,7 +88,7 @@ class Recorder:
     def _start(self) -> None:
         begin_ns = perf_counter_ns()
         ORIGINALS.note()
-        self._library.prepare()
+        self._source.prepare()
         settle(self._device)
         settle_collector(collect=holds_memory(self._device))
         with _collector_as_after_a_collection():
@@ -109,17 +102,14 @@ class Recorder:
             self._watch.scan(self._clock_mark(MarkKind.START))
             self._learn_graphs()
             self._counters.start()
-            self._history.start()
             self._own_ns += perf_counter_ns() - begin_ns
-            self._history.begin()
-            self._library.begin()
-            self._records = True
+            self._source.begin()
         atexit.register(self.cancel)
         Recorder.now = self
 
     @cached_property
     def _sources(self) -> CompiledSources:
-        return CompiledSources(self._columns.strings)
+        return CompiledSources(self._source.strings)
 
     def _learn_graphs(self) -> None:
         """Note what the living graphs of a compiler know; without a compiler there are none."""
@@ -158,11 +148,11 @@ class Recorder:
         """Note a moment; returns its number."""
         number = self._clock_mark(kind, text)
         if kind not in _OFF_TREE:
-            self._library.mark(number)
+            self._source.mark(number)
         return number
 
     def _clock_mark(self, kind: MarkKind, text: str = "") -> int:
-        row = (kind, self._library.now_ns(), -1, self._columns.strings.number(text))
+        row = (kind, self._source.now_ns(), -1, self._source.strings.number(text))
         self._marks.append(row)
         return len(self._marks) - 1
 
@@ -175,32 +165,30 @@ class Recorder:
     @untraced
     def trace(self) -> Trace:
         """Return what was recorded so far, and go on."""
-        with handlers_wait(), ORIGINALS.back():
-            self._library.pause()
+        with ORIGINALS.back():
+            self._source.pause()
             try:
                 return self._assemble()
             finally:
-                self._library.go_on()
+                self._source.go_on()
 
     @untraced
     def stop(self) -> Trace:
         """End the recording, restore everything, and return all that was recorded."""
-        with handlers_wait():
-            try:
-                synchronize(self._device)
-                autograd.await_engine(self._device)
-                stop = self.mark(MarkKind.STOP)
-                self._library.end()
-                self._history.stop()
-                self._counters.stop()
-                self._watch.sample_end(stop)
-            finally:
-                self._restore()
+        try:
+            synchronize(self._device)
+            autograd.await_engine(self._device)
+            stop = self.mark(MarkKind.STOP)
+            self._source.end()
+            self._counters.stop()
+            self._watch.sample_end(stop)
+        finally:
+            self._restore()
         try:
             with ORIGINALS.back():
                 return self._assemble()
         finally:
-            self._library.let_go()
+            self._source.let_go()
 
     def paused(self) -> Around[None]:
         """Leave what happens in the block out of the recording."""
@@ -208,41 +196,35 @@ class Recorder:
         def begin() -> None:
             self._hooks.remove()
             self._following.remove()
-            self._library.pause()
+            self._source.pause()
 
         def end(_: None) -> None:
             self._watch.install(self._following)
             self._hooks_in()
-            self._library.go_on()
+            self._source.go_on()
 
         return Around(begin, end)
 
     def cancel(self) -> None:
         """End the recording and restore everything, without looking at what was recorded."""
-        with handlers_wait():
-            self._library.end()
-            self._restore()
-            self._library.let_go()
+        self._restore()
+        self._source.let_go()
 
     def _restore(self) -> None:
-        self._library.end()
+        self._source.end()
         Recorder.now = None
         atexit.unregister(self.cancel)
         self._listening.remove()
         self._hooks.remove()
-        self._history.stop()
         self._patches.remove()
         self._following.remove()
         self._watch.forget_storages()
 
     def _assemble(self) -> Trace:
         begin_ns = perf_counter_ns()
-        tables, marks = self._columns.read(), self._marks.table()
-        edges = self._log.edges.table()
-        placed, rows = self._columns.placed.T
-        marks["event"][placed] = rows
-        marks["time_ns"][placed] = tables.events["start_ns"][rows]
-        device_names = self._columns.device_names.values()
+        marks, edges = self._marks.table(), self._log.edges.table()
+        tables = self._source.read(marks)
+        device_names = self._source.device_names.values()
         self._own_ns += perf_counter_ns() - begin_ns
         return Trace(
             events=tables.events,
@@ -258,7 +240,7 @@ class Recorder:
                 if compiler.is_imported()
                 else np.empty(0, COMPILED_LINE)
             ),
-            strings=self._columns.strings.values(),
+            strings=self._source.strings.values(),
             devices=device_names,
             meta=self._meta(),
         )

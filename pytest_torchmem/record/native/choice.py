@@ -13,10 +13,14 @@ from typing import Any, ClassVar, Final
 import torch
 
 from pytest_torchmem.building.compiler import BuildError
-from pytest_torchmem.record.native.compiled_library import CompiledLibrary
+from pytest_torchmem.record.native.compiled_library import (
+    GPU_OBSERVER,
+    OBSERVER,
+    CompiledLibrary,
+    Part,
+)
 from pytest_torchmem.record.native.library import Library
 from pytest_torchmem.record.native.self_test import tried
-from pytest_torchmem.values.errors import RecordingError
 
 _MACHINES: Final = ("x86_64", "aarch64")
 _NO_LAYOUT: Final = -1
@@ -28,11 +32,11 @@ class Choice:
     Attributes:
         library: None where it cannot be had here.
         has_stacks: Whether it knows the functions of Python around an allocation.
-        reasons: Why there is no library, or no stacks: a sentence each.
+        reasons: Why there is no library, no stacks, or none for a GPU: a sentence each.
     """
 
     _made: ClassVar[Choice | None] = None
-    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _lock: ClassVar[threading.RLock] = threading.RLock()
 
     @classmethod
     def of_process(cls, say: Callable[[str], None] = lambda _: None) -> Choice:
@@ -49,41 +53,46 @@ class Choice:
         self.library: Library | None = None
         self.has_stacks = False
         self.reasons: list[str] = []
+        self._watches_gpu: bool | None = None
         system, machine = platform.system(), platform.machine()
         if system != "Linux" or machine not in _MACHINES:
             self.reasons.append(
                 f"the recorder runs on Linux x86-64 and aarch64, and this is {system} {machine}"
             )
-            return
-        for library in self._loaded(say):
-            if self._install(library):
-                break
+        else:
+            self._take_first(OBSERVER, say, self._install)
 
-    def _loaded(self, say: Callable[[str], None]) -> Iterator[Library]:
-        """Yield the libraries that could be loaded, the shipped one first."""
-        built = CompiledLibrary(Path(torch.__file__).parent, torch.__version__)
-        shipped = built.shipped()
-        if shipped and (library := self._load(shipped)):
-            yield library
-        for anew in (False, True):
-            try:
-                path = built.cached(say, anew=anew)
-            except BuildError as error:
-                self.reasons.append(_in_short(error))
-                return
-            if library := self._load(path):
-                yield library
-                return
+    def library_for(
+        self, device_type: str, say: Callable[[str], None] = lambda _: None
+    ) -> Library | None:
+        """Return the library if it sees a device's memory; a GPU has been initialised before."""
+        if device_type == "cpu" or self.library is None:
+            return self.library if device_type in ("cpu", "cuda") else None
+        with self._lock:
+            if device_type == "cuda" and self._watches_gpu is None:
+                self._watches_gpu = self._take_first(GPU_OBSERVER, say, self._watch_gpu)
+        return self.library if device_type == "cuda" and self._watches_gpu else None
 
-    def _load(self, path: Path) -> Library | None:
+    def _take_first(
+        self, part: Part, say: Callable[[str], None], take: Callable[[Path], bool]
+    ) -> bool:
+        """Take the first library that can be loaded; one that was built is built again once."""
+        built = CompiledLibrary(part, Path(torch.__file__).parent, torch.__version__)
+        problems = []
         try:
-            return Library(path)
-        except (OSError, AttributeError) as error:
-            self.reasons.append(f"the recorder cannot be loaded: {error}")
-            return None
+            for path in _candidates(built, say):
+                try:
+                    return take(path)
+                except (OSError, AttributeError) as error:
+                    problems.append(f"the recorder cannot be loaded: {error}")
+        except BuildError as error:
+            problems.append(_in_short(error))
+        self.reasons += problems
+        return False
 
-    def _install(self, library: Library) -> bool:
+    def _install(self, path: Path) -> bool:
         """Take a library if it sees what it must, and note what it does not see."""
+        library = Library(path)
         if library.install():
             self.reasons.append("torch's allocator for the CPU is one that cannot be followed")
             return False
@@ -93,31 +102,35 @@ class Choice:
             self.reasons.append(f"the recorder failed its test: {faults.memory}")
             return False
         self.library, self.has_stacks = library, not unknown and not faults.stacks
-        # What failed before this one does not matter.
-        self.reasons = [] if self.has_stacks else [unknown or f"no stacks: {faults.stacks}"]
         if not self.has_stacks:
             library.follow_python(_NO_LAYOUT, None)
+            self.reasons.append(unknown or f"memory has no source lines: {faults.stacks}")
         return True
+
+    def _watch_gpu(self, path: Path) -> bool:
+        watches = self.library is not None and self.library.watch_gpu(path)
+        if not watches:
+            self.reasons.append("the GPU's allocator is one that cannot be followed")
+        return watches
 
     @staticmethod
     def _follow_python(library: Library) -> str:
         """Have the library read Python's frames; return why it cannot."""
         call: Any = torch.nn.Module._wrapped_call_impl
         if library.follow_python(_layout(), call.__code__):
+            without = " without its lock" if _is_free_threaded() else ""
             return (
-                f"the frames of Python {platform.python_version()}"
-                f"{' without its lock' if _is_free_threaded() else ''} are not known: "
-                "memory has no source lines"
+                "memory has no source lines: the frames of Python "
+                f"{platform.python_version()}{without} are not known"
             )
         return ""
 
 
-def load() -> Library:
-    """Return the library. Raises `RecordingError` where it cannot be had."""
-    choice = Choice.of_process()
-    if choice.library is None:
-        raise RecordingError("; ".join(choice.reasons))
-    return choice.library
+def _candidates(built: CompiledLibrary, say: Callable[[str], None]) -> Iterator[Path]:
+    if shipped := built.shipped():
+        yield shipped
+    yield built.cached(say)
+    yield built.cached(say, anew=True)
 
 
 def _is_free_threaded() -> bool:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from pytest_torchmem.record.native.library import Library
-from pytest_torchmem.record.tree.growing_tables import StringTable, Tables
+from pytest_torchmem.record.tables import StringTable, Tables
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     EVENT,
@@ -39,7 +39,8 @@ MENTION: Final = np.dtype(
 )
 #: The kind of a row that is a mark; the value of one is the mark's number.
 MARK_ROW: Final = int(EventKind.OTHER)
-_USER_SCOPE: Final = 7
+# torch's caching allocators round a request up to a whole number of these.
+_BLOCK: Final = 512
 
 
 class Columns:
@@ -70,7 +71,7 @@ class Columns:
         return Tables(
             events,
             self._tensors(rows, mentions, events, writes),
-            self._allocations(rows),
+            self._allocations(rows, mentions),
             module_calls,
             overloads,
         )
@@ -140,7 +141,13 @@ class Columns:
         for name in names.tolist():
             text, overload, writes = self._library.name(name)
             known.append(
-                (number(text), writes is not None, number(overload), number(writes or ""), len(letters))
+                (
+                    number(text),
+                    writes is not None,
+                    number(overload),
+                    number(writes or ""),
+                    len(letters),
+                )
             )
             letters += writes or ""
         table = np.array(known, np.int32).reshape(-1, 5)[place]
@@ -176,13 +183,48 @@ class Columns:
         table["mutable"][known] = self._letters[start[known] + mentions["argument"][known]]
         return table
 
-    def _allocations(self, rows: NDArray[np.void]) -> NDArray[np.void]:
+    def _allocations(self, rows: NDArray[np.void], mentions: NDArray[np.void]) -> NDArray[np.void]:
         found = np.flatnonzero(rows["kind"] == EventKind.ALLOCATION)
         table = np.zeros(len(found), ALLOCATION)
         table["event"], table["keyed"] = found, True
-        table["ptr"], table["size_bytes"] = rows["value"][found].view(np.uint64), rows["stop"][found]
+        table["ptr"], table["size_bytes"] = (
+            rows["value"][found].view(np.uint64),
+            rows["stop"][found],
+        )
         table["device"] = self._devices(rows["device"][found])
+        on_gpu = np.flatnonzero(rows["device"][found] != 0)
+        if len(on_gpu):
+            asked = table["size_bytes"][on_gpu]
+            table["requested_bytes"][on_gpu] = np.maximum(asked, 0)
+            blocks = (np.abs(asked) + _BLOCK - 1) // _BLOCK * _BLOCK
+            table["size_bytes"][on_gpu] = np.sign(asked) * blocks
+            table["keyed"][on_gpu] = self._are_mentioned(rows, mentions, found[on_gpu])
         return table
+
+    @staticmethod
+    def _are_mentioned(
+        rows: NDArray[np.void], mentions: NDArray[np.void], allocations: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Return which allocations have a tensor that an operator takes: scratch has none.
+
+        Allocations and mentions at one address, in the order of time::
+
+            time       1      2        3      4
+            address 7  alloc  mention  free   alloc
+            mentioned  True                   False
+        """
+        births = allocations[rows["stop"][allocations] > 0]
+        pointers = np.concatenate([rows["value"][births].view(np.uint64), mentions["ptr"]])
+        at = np.concatenate([births, mentions["row"]])
+        times = rows["start_ns"][at]
+        order = np.lexsort((at, times, pointers))
+        is_birth = order < len(births)
+        last = np.maximum.accumulate(np.where(is_birth, np.arange(len(order)), -1))
+        found = np.flatnonzero(~is_birth & (last >= 0))
+        found = found[pointers[order[last[found]]] == pointers[order[found]]]
+        mentioned = np.zeros(len(rows), np.bool_)
+        mentioned[births[order[last[found]]]] = True
+        return mentioned[allocations]
 
     def _devices(self, codes: NDArray[np.int16]) -> NDArray[np.int16]:
         """Return the numbers of devices: the library has the type in the upper byte."""

@@ -28,23 +28,43 @@ from pytest_torchmem.building.compiler import (
     run_compiler,
 )
 
-SOURCES: Final = Path(__file__).with_name("observer")
 SHIPPED: Final = Path(__file__).with_name("shipped")
 """A wheel for one platform has libraries here, in a folder for each minor release of torch."""
-
-LIBRARY_FILE: Final = "libtorchmem_observer.so"
-_SUM: Final = f"{LIBRARY_FILE}.sha256"
 
 # torch's release builds have NDEBUG: without it its headers look into fields that are not filled.
 _OPTIONS: Final = ("-O2", "-DNDEBUG", "-std=c++20", "-fvisibility=hidden")
 # What is missing is said when the library is loaded, and not when it is first called.
-_LINKED: Final = ("-lc10", "-ltorch_cpu", "-ldl", "-Wl,-z,now", "-Wl,--no-undefined", "-Wl,-s")
+_LINKED: Final = ("-lc10", "-ldl", "-Wl,-z,now", "-Wl,--no-undefined", "-Wl,-s")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A library of ours: its sources are in the folder ``name``, ``of_torch`` is linked with it."""
+
+    name: str
+    of_torch: str
+
+    @property
+    def sources(self) -> Path:
+        return Path(__file__).with_name(self.name)
+
+    @property
+    def file_name(self) -> str:
+        return f"libtorchmem_{self.name}.so"
+
+
+OBSERVER: Final = Part("observer", "torch_cpu")
+"""It notes all but the memory of a GPU, with a CPU build of torch and with a CUDA build."""
+
+GPU_OBSERVER: Final = Part("observer_cuda", "c10_cuda")
+"""It notes the memory of a GPU, with a CUDA build of torch alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledLibrary:
     """The library for one torch: ``package`` is its folder, ``version`` its release."""
 
+    part: Part
     package: Path
     version: str
 
@@ -58,12 +78,12 @@ class CompiledLibrary:
     def folder_name(self) -> str:
         """Tells apart what must not be mixed up: torch, the machine, our sources and options."""
         facts = " ".join([*_OPTIONS, *_LINKED, *options_of_torch(self.package)])
-        release = f"{self.release}-{platform.machine()}"
-        return f"torch-{release}-{digest(facts, SOURCES.iterdir())}"
+        sources = digest(facts, self.part.sources.iterdir())
+        return f"{self.part.name}-{self.release}-{platform.machine()}-{sources}"
 
     def shipped(self) -> Path | None:
         """Return the library of an installed wheel."""
-        path = SHIPPED / self.folder_name / LIBRARY_FILE
+        path = SHIPPED / self.folder_name / self.part.file_name
         return path if path.exists() else None
 
     def cached(self, say: Callable[[str], None], *, anew: bool = False) -> Path:
@@ -82,6 +102,8 @@ class CompiledLibrary:
         raise BuildError(problem)
 
     def _cached_in(self, folder: Path, say: Callable[[str], None], anew: bool) -> Path:
+        path = folder / self.part.file_name
+
         def make() -> None:
             say(
                 f"the recorder of memory is compiled for torch {self.release}, once: "
@@ -90,23 +112,41 @@ class CompiledLibrary:
             with unfinished(folder) as work:
                 made = work / folder.name
                 made.mkdir()
-                self.compile(work, made / LIBRARY_FILE)
-                (made / _SUM).write_text(_sum_of(made / LIBRARY_FILE))
+                library = made / path.name
+                self.compile(work, library)
+                _sum_file(library).write_text(_sum_of(library))
                 shutil.rmtree(folder, ignore_errors=True)
                 made.rename(folder)
 
-        make_once(folder, lambda: not anew and _is_whole(folder), make)
-        return folder / LIBRARY_FILE
+        make_once(folder, lambda: not anew and _is_whole(path), make)
+        return path
 
     def compile(self, work: Path, out: Path) -> None:
         """Write the library to ``out``. Raises `BuildError`."""
-        headers = self.package / "include"
-        if not (headers / "ATen").exists():
+        headers = [self.package / "include"]
+        if not (headers[0] / "ATen").exists():
             raise BuildError(f"torch {self.version} was installed without its headers")
+        if self.part is GPU_OBSERVER:
+            headers += self._headers_of_cuda()
         command = [*find_compiler(), *_OPTIONS, *options_of_torch(self.package)]
-        objects = compile_sources(command, SOURCES, [headers], work)
-        libraries = f"-L{self.package / 'lib'}"
-        run_compiler(*command, "-shared", *objects, libraries, *_LINKED, "-o", out)
+        objects = compile_sources(command, self.part.sources, headers, work)
+        linked = (f"-L{self.package / 'lib'}", f"-l{self.part.of_torch}", *_LINKED)
+        run_compiler(*command, "-shared", *objects, *linked, "-o", out)
+
+    def _headers_of_cuda(self) -> list[Path]:
+        """Return a folder with the headers of CUDA's runtime: those that torch needs beside it."""
+        # A simulated GPU has links to a torch that is installed elsewhere.
+        own = (self.package / "version.py").resolve()
+        sites = {self.package.parent, own.parent.parent}
+        of_packages = (folder for site in sites for folder in site.glob("nvidia/*/include"))
+        of_triton = (site / "triton" / "backends" / "nvidia" / "include" for site in sites)
+        of_toolkit = (Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include",)
+        for folder in (*of_packages, *of_triton, *of_toolkit):
+            if (folder / "cuda_runtime_api.h").exists() and (folder / "crt").exists():
+                return [folder]
+        raise BuildError(
+            "the headers of CUDA's runtime are not here; install the CUDA toolkit or set CUDA_HOME"
+        )
 
 
 def _places() -> Iterator[Path]:
@@ -122,13 +162,17 @@ def _places() -> Iterator[Path]:
             yield own / "recorder"
 
 
-def _sum_of(file: Path) -> str:
-    return sha256(file.read_bytes()).hexdigest()
+def _sum_file(library: Path) -> Path:
+    return library.with_name(f"{library.name}.sha256")
 
 
-def _is_whole(folder: Path) -> bool:
+def _sum_of(library: Path) -> str:
+    return sha256(library.read_bytes()).hexdigest()
+
+
+def _is_whole(library: Path) -> bool:
     """Whether a library is as it was built: a process that maps half of one dies at the rest."""
     try:
-        return (folder / _SUM).read_text() == _sum_of(folder / LIBRARY_FILE)
+        return _sum_file(library).read_text() == _sum_of(library)
     except (OSError, ValueError):
         return False

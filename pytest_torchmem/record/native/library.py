@@ -20,6 +20,7 @@ class Library:
     def __init__(self, path: Path) -> None:
         self.path = path
         functions: Any = ctypes.PyDLL(str(path))
+        self._functions = functions
         for name, result, arguments in (
             ("install", _INT, ()),
             ("follow_python", _INT, (_INT, ctypes.py_object)),
@@ -29,6 +30,7 @@ class Library:
             ("pause", None, ()),
             ("go_on", None, ()),
             ("let_go", None, ()),
+            ("sees_end", _INT, (_OUT,)),
             ("mark", _LONG, (_LONG,)),
             ("now_ns", _LONG, ()),
             ("threads", _INT, ()),
@@ -49,6 +51,7 @@ class Library:
     pause: Any
     go_on: Any
     let_go: Any
+    sees_end: Any
     mark: Any
     now_ns: Any
     install: Any
@@ -60,6 +63,17 @@ class Library:
     _threads: Any
     _name: Any
     _code: Any
+
+    def watch_gpu(self, path: Path) -> bool:
+        """Have a GPU's memory noted, too, by the library at ``path``; CUDA has been initialised.
+
+        Returns False where the allocator of the GPU lets nobody watch.
+        """
+        address = ctypes.cast
+        functions = self._functions
+        noted, refused = functions.torchmem_note_memory, functions.torchmem_note_refusal
+        gpu: Any = ctypes.PyDLL(str(path))
+        return not gpu.torchmem_watch_gpu(address(noted, _OUT), address(refused, _OUT))
 
     def threads(
         self, row: np.dtype[np.void], mention: np.dtype[np.void]

@@ -20,8 +20,8 @@ from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.owners.places import data_ptr, places_of, storages_of
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.recorder import Recorder
+from pytest_torchmem.record.tables import StringTable
 from pytest_torchmem.record.torch_api import autograd, profiler
-from pytest_torchmem.record.tree.growing_tables import StringTable
 from pytest_torchmem.values.trace import CREATE_GRAPH, MarkKind, Ownership
 from tests.measured import measured
 

@@ -13,11 +13,11 @@ from types import FunctionType
 
 import pytest
 import torch
+from pytest_torchmem.record.patches.python_tracing import CompilationWatch
 
 from pytest_torchmem import estimate, measure
 from pytest_torchmem.record.owners.ownership import OwnershipWatch
 from pytest_torchmem.record.patches import PATCHES, During, How, Installed
-from pytest_torchmem.record.patches.python_tracing import CompilationWatch
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import compiler, fake_tensors, modules, profiler
 

@@ -4,6 +4,7 @@
 #include "rows.h"
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
 #include <pthread.h>
 
 namespace torchmem {
@@ -46,6 +47,23 @@ void note_memory(void* address, int64_t bytes, int16_t device) {
 
 extern "C" {
 #pragma GCC visibility push(default)
+// Whether the end of a storage will be noted: the memory of one that is older than the installation comes not through us.
+int torchmem_sees_end(c10::StorageImpl* storage) {
+  const c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
+  return !data.get() || data.get_deleter() == &freed;
+}
+// Of a GPU's memory; a free has its bytes, below zero.
+void torchmem_note_memory(void* address, int64_t bytes, int16_t device) {
+  if (address && is_on.load(std::memory_order_relaxed)) note_memory(address, bytes, device);
+}
+void torchmem_note_refusal(int64_t bytes, int16_t device) {
+  if (!is_on.load(std::memory_order_relaxed)) return;
+  Thread& t = thread();
+  int64_t now = now_ns();
+  int32_t line = follow_calls(t, now);
+  int32_t row = t.begin({now, bytes, 0, -1, 0, -1, line, device, OUT_OF_MEMORY, 0});
+  t.rows[row].end = row + 1;
+}
 // 0, or why not. Done before a model is made, so that its memory comes through us.
 int torchmem_install() {
   if (watched) return 0;

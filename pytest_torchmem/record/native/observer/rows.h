@@ -11,7 +11,7 @@
 
 namespace torchmem {
 
-enum Kind : uint8_t { OPERATOR = 0, ALLOCATION = 1, CALL = 2, MARK = 5 };  // as `EventKind`
+enum Kind : uint8_t { OPERATOR = 0, ALLOCATION = 1, CALL = 2, OUT_OF_MEMORY = 4, MARK = 5 };  // as `EventKind`
 
 #pragma pack(push, 4)
 // `value`: an operator's sequence number with its thread above bit 40, the address of memory, the module that is called, or a

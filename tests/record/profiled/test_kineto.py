@@ -10,18 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.patches.open_ranges import OpenRanges
+from pytest_torchmem.record.profiled.kineto import TreeReader, device_name
+from pytest_torchmem.record.tables import Tables
 from pytest_torchmem.record.torch_api import profiler
-from pytest_torchmem.record.tree.growing_tables import Tables
-from pytest_torchmem.record.tree.kineto import TreeReader, device_name
 from pytest_torchmem.values.trace import EventKind, Mutable, Role, Scope
 
 
 def read(body: Callable[[], object], reader: TreeReader | None = None) -> tuple[Tables, list[str]]:
     """The tables of a body and the name of each event."""
     reader = reader or TreeReader()
-    session = profiler.Profiler()
+    session = profiler.Session()
     session.start()
     body()
     tables = reader.read(session.stop())
@@ -78,22 +76,11 @@ def test_allocations_and_frees_carry_the_same_identity():
     assert (made["id"], made["allocation_id"]) == (freed["id"], freed["allocation_id"])
 
 
-def test_a_node_of_the_backward_graph_is_told_from_an_annotation():
+def test_a_node_of_the_backward_graph_has_the_number_of_its_operator():
     x = torch.ones(4, requires_grad=True)
-
-    def body() -> None:
-        with torch.profiler.record_function("my label"):
-            (x * x).sum().backward()
-
-    with Installed() as patches:
-        OpenRanges().install(patches)
-        tables, names = read(body)
+    tables, names = read(lambda: (x * x).sum().backward())
     row = names.index("MulBackward0")
     assert tables.events["scope"][row] == Scope.BACKWARD_FUNCTION
-    label = names.index("my label")
-    assert tables.events["scope"][label] not in (Scope.BACKWARD_FUNCTION, Scope.NONE)
-    assert not tables.events["is_operator"][label]
-    # Autograd gives the node the number of the operator that it differentiates.
     assert tables.events["sequence"][names.index("aten::mul")] == tables.events["sequence"][row]
 
 

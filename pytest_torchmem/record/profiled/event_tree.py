@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.record.torch_api import profiler
-from pytest_torchmem.values.trace import EventKind, Scope
+from pytest_torchmem.values.trace import EventKind
 
 if TYPE_CHECKING:
-    from pytest_torchmem.record.tree.mentions import Allocation, Mentions
+    from pytest_torchmem.record.profiled.mentions import Allocation, Mentions
 
 # Plain numbers: members of an enum cost more to compare and to turn into an array.
 _OPERATOR: Final = int(EventKind.TORCH_OP)
@@ -119,9 +119,8 @@ class EventTree:
     ) -> None:
         self.shapes.append(shape := mentions.add_operator(fields))
         self.sequences.append(_sequence(fields))
-        known = mentions.shapes.known[shape]
-        if not known.is_operator:
-            self.scopes.append(Scope.OTHER if known.is_label else _scope(fields))
+        if not mentions.shapes.known[shape].is_operator:
+            self.scopes.append(_scope(fields))
         if is_kept:
             self.operators.append(event)
 
@@ -134,33 +133,6 @@ class EventTree:
         """Return the events directly below a Python call, by its place in ``python``."""
         event = self.python[call]
         return list(_children(event)) if event is not None else []
-
-    def end_lost_calls(self) -> None:
-        """Take what came after calls were no longer followed out of those that were open then.
-
-        The last call of a thread is that of C which ended it. Torch has it hold all the rest::
-
-            train                 train
-              setprofile            setprofile
-                ones        ->    ones
-                add               add
-        """
-        is_call, parents = are_calls(self.kinds), self.parents.tolist()
-        numbers, ends = np.cumsum(is_call) - 1, dict(zip(self.inner, self.inner_ends, strict=True))
-        for root in np.flatnonzero(is_call & (self.parents < 0)).tolist():
-            end = ends.get(root, root + 1)
-            last = root + int(np.flatnonzero(is_call[root:end])[-1])
-            outer, inner = (self.python[numbers[row]] for row in (root, last))
-            if outer is None or inner is None or _end_ns(outer) != _end_ns(inner):
-                continue
-            around, row = {last}, last
-            while (row := parents[row]) >= 0:
-                around.add(row)
-            ends |= dict.fromkeys(around, last + 1)
-            rest = parents[last + 1 : end]
-            parents[last + 1 : end] = [-1 if row in around else row for row in rest]
-        self.parents = np.array(parents, np.int64)
-        self.inner, self.inner_ends = list(ends), list(ends.values())
 
 
 def line_of(call: profiler.ProfilerEvent) -> int:

@@ -6,9 +6,8 @@ import os
 import re
 import sys
 import sysconfig
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import islice, pairwise
 from pathlib import Path
@@ -18,22 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pytest_torchmem.record.tree.event_tree import EventTree, WorthKeeping, are_calls, line_of
-from pytest_torchmem.record.tree.growing_tables import LateLines, StringTable
-from pytest_torchmem.record.tree.source_lines import FunctionLines, functions_of, operator_lines
+from pytest_torchmem.record.profiled.event_tree import EventTree, WorthKeeping, are_calls, line_of
+from pytest_torchmem.record.profiled.source_lines import FunctionLines, functions_of, operator_lines
+from pytest_torchmem.record.tables import StringTable
 from pytest_torchmem.values.trace import EventKind
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OpenPart:
-    """The operators of one session that ran in a gap: their rows, and the numbers of their names.
-
-    Their lines go to ``late_lines`` once they are known.
-    """
-
-    late_lines: LateLines
-    rows: NDArray[np.int32]
-    names: NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,47 +28,17 @@ class Gap:
     """Operators that ran directly in a Python function, between two calls it made.
 
     ``parent`` and ``operators`` are rows of events; ``after`` and ``before`` are the lines of the
-    calls around, 0 where there is none. ``earlier`` are those that ran in the gap before the
-    session began, session by session.
+    calls around, 0 where there is none.
     """
 
     parent: int
     operators: tuple[int, ...]
     after: int
     before: int
-    earlier: tuple[OpenPart, ...] = ()
-
-    def names(self, events: NDArray[np.void]) -> list[int]:
-        """Return the numbers of the names of all its operators, the earlier ones first."""
-        before = (name for part in self.earlier for name in part.names.tolist())
-        return [*before, *events["name"][list(self.operators)].tolist()]
-
-    def left_open(self, events: NDArray[np.void], late_lines: LateLines) -> Gap:
-        """Return the gap for the session that goes on from the one that has ``events``."""
-        rows = np.array(self.operators, np.int32)
-        part = OpenPart(late_lines, rows, events["name"][rows])
-        return replace(self, operators=(), earlier=(*self.earlier, part))
 
 
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """The cuts at the two ends of a session, as rows of its tree.
-
-    ``own`` are the calls that cut it, or wanted to. ``resumed`` is the function that was running at
-    its beginning, with the gap that was open there, and ``left`` the one that was running at its
-    end; -1 where there is none.
-    """
-
-    own: tuple[int, ...] = ()
-    resumed: int = -1
-    gap: Gap | None = None
-    left: int = -1
-
-
-def find_gaps(
-    tree: EventTree, kept: WorthKeeping, cuts: Cuts, is_users: Callable[[int], bool]
-) -> tuple[list[Gap], Gap | None]:
-    """Return the runs of operators directly below the user's functions, and one that is cut off.
+def find_gaps(tree: EventTree, kept: WorthKeeping, is_users: Callable[[int], bool]) -> list[Gap]:
+    """Return the runs of operators directly below the user's functions.
 
     Rows are those of ``kept``; ``is_users`` is asked about one. The calls around need not be among
     what is kept.
@@ -90,30 +47,15 @@ def find_gaps(
     is_call = are_calls(kinds)
     in_function = (kinds == EventKind.TORCH_OP) & (parents >= 0)
     in_function &= kinds[parents] == EventKind.PY_CALL
-    functions = {*parents[in_function].tolist(), cuts.resumed, cuts.left} - {-1}
+    functions = set(parents[in_function].tolist())
     users = {function for function in functions if is_users(int(kept.row[function]))}
-    # A cut is no call of the function's own.
-    is_call[list(cuts.own)] = False
     below = _Below.of(tree, users, is_call)
-    runs = below.runs(np.flatnonzero(in_function[below.rows]))
-    resumed = cuts.resumed if cuts.gap is not None else -1
-    if resumed >= 0:
-        runs.setdefault((resumed, below.calls_before(resumed)), [])
-    if cuts.left in users:
-        runs.setdefault((cuts.left, below.calls_before(cuts.left, at_end=True)), [])
-    found, left = [], None
-    for (function, number), places in runs.items():
+    found = []
+    for (function, number), places in below.runs(np.flatnonzero(in_function[below.rows])).items():
         after, before = below.line(function, number - 1), below.line(function, number)
-        # The rest of a gap that was open at the beginning, or a gap of this session alone.
-        gap = cuts.gap if function == resumed and after is None and cuts.gap else Gap(-1, (), 0, 0)
         operators = tuple(kept.row[below.rows[places]].tolist())
-        around = after or gap.after, before or 0
-        gap = Gap(int(kept.row[function]), operators, *around, gap.earlier)
-        if before is None and function == cuts.left and function in users:
-            left = gap
-        else:
-            found.append(gap)
-    return found, left
+        found.append(Gap(int(kept.row[function]), operators, after or 0, before or 0))
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,10 +105,6 @@ class _Below:
             (int(functions[begin]), int(numbers[begin])): places[begin:end]
             for begin, end in pairwise([*begins, len(places)])
         }
-
-    def calls_before(self, function: int, *, at_end: bool = False) -> int:
-        """Return the number of the first call in a function, or of the one after its last."""
-        return bisect_left(self.calls, self._bounds(function)[at_end])
 
     def line(self, function: int, number: int) -> int | None:
         """Return the line of a call; None where the function has none of that number."""
@@ -246,14 +184,9 @@ class PythonCalls:
             return operator_lines(sources(path).get(first, FunctionLines()), run, *around)
 
         for gap, text in zip(gaps, texts, strict=True):
-            count = sum(len(part.rows) for part in gap.earlier) + len(gap.operators)
-            function, run = self._function(text), tuple(islice(names_left, count))
-            lines = iter(lines_of(function.path, function.first_line, run, gap.after, gap.before))
-            for part in gap.earlier:
-                late = np.fromiter(lines, np.int32, len(part.rows))
-                part.late_lines.append((part.rows, late))
+            function, run = self._function(text), tuple(islice(names_left, len(gap.operators)))
             rows += gap.operators
-            found += lines
+            found += lines_of(function.path, function.first_line, run, gap.after, gap.before)
         events["line"][rows] = found
 
     def is_users(self, text: str) -> bool:

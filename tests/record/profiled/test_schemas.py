@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_torchmem.record.tree.mentions import OTHER_LIST, TENSOR, TENSORS, Signature, resolve
+from pytest_torchmem.record.profiled.mentions import OTHER_LIST, TENSOR, TENSORS, Signature, resolve
 from pytest_torchmem.values.trace import Mutable
 
 NO, YES, UNKNOWN = Mutable.NO, Mutable.YES, Mutable.UNKNOWN

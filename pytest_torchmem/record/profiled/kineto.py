@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import compress, count
 from typing import Final
@@ -15,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from pytest_torchmem.contexts import gc_paused
-from pytest_torchmem.record.torch_api import profiler
-from pytest_torchmem.record.tree.event_tree import (
+from pytest_torchmem.record.profiled.event_tree import (
     EventTree,
     WorthKeeping,
     are_calls,
@@ -25,16 +23,10 @@ from pytest_torchmem.record.tree.event_tree import (
     read_tree,
     times_of,
 )
-from pytest_torchmem.record.tree.growing_tables import (
-    LateLines,
-    Seam,
-    StringTable,
-    Tables,
-    ranges_at,
-    seam_at,
-)
-from pytest_torchmem.record.tree.mentions import InputShapes, InputSizes, Mentions
-from pytest_torchmem.record.tree.python_calls import Cuts, Gap, PythonCalls, find_gaps
+from pytest_torchmem.record.profiled.mentions import InputShapes, InputSizes, Mentions
+from pytest_torchmem.record.profiled.python_calls import PythonCalls, find_gaps
+from pytest_torchmem.record.tables import StringTable, Tables
+from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import (
     ALLOCATION,
@@ -47,44 +39,29 @@ from pytest_torchmem.values.trace import (
     Scope,
 )
 
-#: The event that a cut puts at the end of a session and at the beginning of the next one.
-CUT: Final = "pytest-torchmem cut"
 #: Marks travel through the profiler as annotations, so that they stand in the tree exactly where
-#: they happened. One around an operator that nobody observed has the operator's name, too.
+#: they happened.
 MARKED: Final = "pytest-torchmem mark "
-_MARK_NAME: Final = re.compile(rf"{MARKED}(\d+)(?: (.+))?")
-#: The function that puts it there.
-CUTTING_FUNCTION: Final = "__bool__"
+_MARK_NAME: Final = re.compile(rf"{MARKED}(\d+)")
 
 
 def place_marks(events: Table, marks: NDArray[np.void], strings: StringTable) -> None:
-    """Give each mark the row and time at which it stands in the tree.
-
-    The event of an operator that nobody observed becomes that operator.
-    """
-    texts, found = strings.values(), {}
-    for number, text in enumerate(texts):
-        if text.startswith(MARKED) and (match := _MARK_NAME.fullmatch(text)):
-            found[number] = int(match[1]), strings.number(match[2]) if match[2] else -1
+    """Give each mark the row and time at which it stands in the tree."""
+    texts = strings.values()
+    numbers = {
+        number: int(match[1])
+        for number, text in enumerate(texts)
+        if text.startswith(MARKED) and (match := _MARK_NAME.fullmatch(text))
+    }
     is_mark = np.zeros(len(texts), np.bool_)
-    is_mark[list(found)] = True
-    names = events["name"]
-    rows = np.flatnonzero((events["kind"] == EventKind.TORCH_OP) & is_mark[names])
-    pairs = [found[name] for name in names[rows].tolist()]
-    placed, operators = np.array(pairs, np.int64).reshape(-1, 2).T
+    is_mark[list(numbers)] = True
+    names, kinds = events["name"], events["kind"]
+    rows = np.flatnonzero((kinds == EventKind.TORCH_OP) & is_mark[names])
+    placed = np.array([numbers[name] for name in names[rows].tolist()], np.int64)
     marks["event"][placed] = rows
     marks["time_ns"][placed] = events["start_ns"][rows]
-    named = rows[operators >= 0]
-    for column, changed, value in (
-        ("kind", rows[operators < 0], EventKind.OTHER),
-        ("name", named, operators[operators >= 0]),
-        ("is_operator", named, True),
-        ("scope", named, Scope.UNOBSERVED),
-    ):
-        if len(changed):
-            values = events[column]
-            values[changed] = value
-            events[column] = values
+    kinds[rows] = EventKind.OTHER
+    events["kind"] = kinds
 
 
 class _DeviceNumbers(dict[torch.device, int]):
@@ -120,24 +97,11 @@ class TreeReader:
         self._shapes = InputShapes(self.strings)
         self._python = PythonCalls(self.strings)
         self._thread_places: defaultdict[int, int] = defaultdict(count().__next__)
-        self._cutting = self.strings.number(CUTTING_FUNCTION), self.strings.number(CUT)
-        self._was_cut = False
-        self._open_gap: Gap | None = None
-        self._running: list[str] = []
 
-    def read(
-        self,
-        result: profiler.ProfilerResult,
-        whole: bool = False,
-        *,
-        is_cut: bool = False,
-        lost_calls: bool = False,
-    ) -> Tables:
+    def read(self, result: profiler.ProfilerResult, whole: bool = False) -> Tables:
         """Return the tables of one profiling session; ``result`` is its kineto result.
 
         ``whole`` asks for every event, and for details that only an analysis of times needs.
-        ``is_cut`` says that the session was cut: the one that is read next goes on from there.
-        ``lost_calls``: see `Profiler`.
         """
         # Reading makes many small objects and no cycles: looking for some on the way would cost
         # as much as the reading itself.
@@ -145,9 +109,7 @@ class TreeReader:
             sizes = InputSizes(self.strings) if whole else None
             mentions = Mentions(self._shapes, sizes)
             tree = read_tree(result.experimental_event_tree(), mentions, whole)
-            if lost_calls:
-                tree.end_lost_calls()
-            return self._tables(result, tree, mentions, sizes, is_cut)
+            return self._tables(result, tree, mentions, sizes)
 
     def _tables(
         self,
@@ -155,11 +117,9 @@ class TreeReader:
         tree: EventTree,
         mentions: Mentions,
         sizes: InputSizes | None,
-        is_cut: bool,
     ) -> Tables:
-        whole = sizes is not None
         self.threads.update(tree.times.threads)
-        kept = find_kept(tree, whole)
+        kept = find_kept(tree, sizes is not None)
         calls = tree.calls(kept.calls)
         events = _events(tree, kept, calls)
         self._fill_operators(tree, events)
@@ -168,11 +128,8 @@ class TreeReader:
             self._thread_places, tree, events["is_operator"][operators], result
         )
         texts, call_details = self._fill_python(calls, events)
-        own, began, ended, text_of = self._find_cuts(events, texts, is_cut)
-        running = [int(kept.rows[s.around[0]]) if s and s.around else -1 for s in (began, ended)]
-        cuts = Cuts(tuple(kept.rows[list(own)].tolist()), running[0], self._open_gap, running[1])
-        late_lines = LateLines()
-        self._place_operators(tree, kept, text_of, events, cuts, late_lines)
+        text_of = dict(zip(np.flatnonzero(are_calls(events["kind"])).tolist(), texts, strict=True))
+        self._place_operators(tree, kept, text_of, events)
         details = np.concatenate([call_details, self._details(tree, sizes, events)])
         details = details[np.argsort(details["event"], kind="stable")]
         module_calls = self._add_owners(tree, kept, events, mentions)
@@ -184,34 +141,7 @@ class TreeReader:
         # one storage would have each say what the others are: an empty result, a parameter.
         tensors = tensors[tensors["keyed"]]
         tensors = tensors[np.argsort(tensors["event"], kind="stable")]
-        return Tables(
-            *(events, tensors, allocations, module_calls, overloads, details, own, began, ended),
-            read_count=len(tree.kinds),
-            late_lines=late_lines,
-        )
-
-    def _find_cuts(
-        self, events: NDArray[np.void], texts: Sequence[str], is_cut: bool
-    ) -> tuple[tuple[int, ...], Seam | None, Seam | None, dict[int, str]]:
-        """Return where the session was cut or could not be, and the cuts at its two ends.
-
-        Beside them the event names of Python calls by their rows.
-        """
-        cutting, cut = self._cutting
-        cuts = np.flatnonzero(events["name"] == cut).tolist()
-        seams = [seam_at(events, row, cutting) for row in cuts]
-        began = seams[0] if seams and self._was_cut else None
-        ended = seams[-1] if seams and is_cut else None
-        if began is not None:
-            began = replace(began, ranges=ranges_at(events, began, cut, is_end=False))
-        if ended is not None:
-            ended = replace(ended, ranges=ranges_at(events, ended, cut, is_end=True))
-        self._was_cut = is_cut
-        text_of = dict(zip(np.flatnonzero(are_calls(events["kind"])).tolist(), texts, strict=True))
-        # If a function was already running, its text has the line at which it was then.
-        text_of |= zip(began.around if began else (), self._running, strict=False)
-        self._running = [text_of[row] for row in ended.around] if ended else []
-        return tuple(seam.own for seam in seams), began, ended, text_of
+        return Tables(events, tensors, allocations, module_calls, overloads, details)
 
     def _fill_operators(self, tree: EventTree, events: NDArray[np.void]) -> None:
         events["name"] = self.strings.number("")
@@ -247,16 +177,13 @@ class TreeReader:
         kept: WorthKeeping,
         text_of: Mapping[int, str],
         events: NDArray[np.void],
-        cuts: Cuts,
-        late_lines: LateLines,
     ) -> None:
-        gaps, left = find_gaps(tree, kept, cuts, lambda row: self._python.is_users(text_of[row]))
-        self._open_gap = left.left_open(events, late_lines) if left is not None else None
+        gaps = find_gaps(tree, kept, lambda row: self._python.is_users(text_of[row]))
         names = self.strings.values()
         self._python.place_operators(
             gaps,
             [text_of[gap.parent] for gap in gaps],
-            [names[name] for gap in gaps for name in gap.names(events)],
+            [names[name] for gap in gaps for name in events["name"][list(gap.operators)].tolist()],
             events,
         )
 

@@ -16,16 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pytest_torchmem.record.tables import StringTable
 from pytest_torchmem.record.torch_api import dispatcher, profiler
-from pytest_torchmem.record.tree.growing_tables import StringTable
 from pytest_torchmem.values.trace import LETTERS, OVERLOADS_JOIN, Mutable, Role
 from pytest_torchmem.values.trace import TENSOR as TENSOR_ROW
 
 #: Allocation id, id, device, pointer, bytes, and the allocator's total of allocated bytes.
 Allocation: TypeAlias = tuple[int, int | None, torch.device, int, int, int]
-
-#: The recorder's own range for a ``record_function`` block has the block's name after this.
-LABELLED: Final = "pytest-torchmem label "
 
 TENSOR = "tensor"
 TENSORS = "tensors"
@@ -157,7 +154,6 @@ class InputShape:
     Attributes:
         name: The operator's name as a number.
         is_operator: A schema of the name fits the inputs.
-        is_label: It stands for a ``record_function`` block of the program's.
         arguments: Which argument each tensor among them stands in.
         mutable: `Mutable` of each tensor.
         overloads, writes: `trace.OVERLOAD`'s columns, as numbers of strings.
@@ -165,7 +161,6 @@ class InputShape:
 
     name: int
     is_operator: bool
-    is_label: bool
     arguments: tuple[int, ...]
     mutable: tuple[int, ...]
     overloads: int
@@ -203,9 +198,8 @@ class InputShapes:
         signature, arguments = found
         mutable = tuple(int(signature.mutable[a]) for a in arguments)
         number, is_operator = self._strings.number, signature.is_operator
-        label, is_label = name.removeprefix(LABELLED), name.startswith(LABELLED)
         texts = map(number, signature.texts)
-        return InputShape(number(label), is_operator, is_label, arguments, mutable, *texts)
+        return InputShape(number(name), is_operator, arguments, mutable, *texts)
 
     def resolve_again(self, operator: profiler.TorchOpFields) -> Signature:
         """The signature when some tensors have no identity: these then count as no tensor."""
