@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.native.columns import Columns, resolved
 from pytest_torchmem.record.native.library import Library
-from pytest_torchmem.record.torch_api.dispatcher import undispatched, unseen_by_modes
 from pytest_torchmem.record.tables import Tables
+from pytest_torchmem.record.torch_api.dispatcher import undispatched, unseen_by_modes
 from pytest_torchmem.values.trace import EventKind, Role
 
 #: What ``x + 1`` takes for three numbers: 1 as an integer, as a number like x, and the sum.
