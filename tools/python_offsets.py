@@ -1,7 +1,9 @@
 """Prints the row of `LAYOUTS` for a Python: see `record/native/observer/calls.cpp`.
 
-python tools/python_offsets.py                # for this Python; its headers and a C compiler are needed
+python tools/python_offsets.py                # for this Python
 python tools/python_offsets.py python3.14     # for another one
+
+A C compiler is needed, and the Python's headers.
 """
 
 from __future__ import annotations

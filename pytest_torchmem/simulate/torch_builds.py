@@ -127,23 +127,33 @@ def torch_build(version: str = "") -> TorchBuild:
     return _with_runtime(version, cuda, site, _fetched_torch(site))
 
 
-@cache_written()
 def fetch(version: str = "", patience_s: float = 900) -> TorchBuild:
     """Fetch torch's CUDA build, unless it is there, and return it ready to run.
 
     pip says on the way how large each file is. Raises `SimulationError`.
     """
-    require_platform()
-    _, installed, cuda = _installed_torch()
-    version = version or _required(installed)
-    if version != installed or not cuda:
-        site = _fetched_site(version)
-        if not (site / "fetched").exists():
-            _fetch_torch(site, version, patience_s)
-        if not _has_planner(site):
-            name, release = _planner(_fetched_torch(site))
-            _pip(_planner_folder(name, release), [f"{name}=={release}"], patience_s)
+    fetch_package(version, patience_s)
     return torch_build(version)
+
+
+@cache_written()
+def fetch_package(version: str = "", patience_s: float = 900) -> Path:
+    """Fetch torch's CUDA build, unless it is there, and return its folder.
+
+    Raises `SimulationError`.
+    """
+    require_platform()
+    package, installed, cuda = _installed_torch()
+    version = version or _required(installed)
+    if version == installed and cuda:
+        return package
+    site = _fetched_site(version)
+    if not (site / "fetched").exists():
+        _fetch_torch(site, version, patience_s)
+    if not _has_planner(site):
+        name, release = _planner(_fetched_torch(site))
+        _pip(_planner_folder(name, release), [f"{name}=={release}"], patience_s)
+    return site / "torch"
 
 
 def _fetch_torch(site: Path, version: str, patience_s: float) -> None:
