@@ -64,7 +64,7 @@ class Recorder:
     ) -> None:
         self._device = device
         self._own_ns = 0
-        self._source = source_for(device)
+        self._source = source_for(device, say)
         self._counters = CounterReader(device, empties_cache=empties_cache)
         self._log = OwnershipLog(self._source.strings, self._source.device_names)
         self._watch = OwnershipWatch(self._log, self.mark, self._source.sees_end)

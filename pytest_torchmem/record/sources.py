@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pytest_torchmem.record.native.library import load, watch_gpu
+from pytest_torchmem.record.native.choice import Choice
 from pytest_torchmem.record.native.source import NativeSource
 from pytest_torchmem.record.profiled.source import ProfiledSource
 from pytest_torchmem.record.tables import StringTable, Tables
@@ -39,14 +39,13 @@ class Source(Protocol):
     def sees_end(self, storage: torch.UntypedStorage, /) -> bool: ...
 
 
-def source_for(device: torch.device) -> Source:
-    """Return what records a body on a device: the library knows the CPU and CUDA."""
-    library = load() if device.type in ("cpu", "cuda") else None
-    if library is None:
-        return ProfiledSource()
-    if device.type == "cuda":
-        watch_gpu()
-    return NativeSource(library)
+def source_for(device: torch.device, say: Callable[[str], None] = lambda _: None) -> Source:
+    """Return what records a body on a device: the library knows the CPU and CUDA.
+
+    ``say`` is called before the library is compiled, which happens once.
+    """
+    library = Choice.of_process(say).library_for(device.type, say)
+    return NativeSource(library) if library else ProfiledSource()
 
 
 def frees_during(action: Callable[[], object]) -> list[tuple[str, int]] | None:

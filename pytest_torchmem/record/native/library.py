@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 _INT, _LONG, _TEXT, _OUT = ctypes.c_int, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p
@@ -20,6 +18,7 @@ class Library:
     """The functions of the library, under Python's lock: a call hands it to no other thread."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         functions: Any = ctypes.PyDLL(str(path))
         self._functions = functions
         for name, result, arguments in (
@@ -65,12 +64,16 @@ class Library:
     _name: Any
     _code: Any
 
-    def watch_gpu(self, path: Path) -> None:
-        """Have a GPU's memory noted, too, by the library at ``path``; CUDA has been initialised."""
+    def watch_gpu(self, path: Path) -> bool:
+        """Have a GPU's memory noted, too, by the library at ``path``; CUDA has been initialised.
+
+        Returns False where the allocator of the GPU lets nobody watch.
+        """
         address = ctypes.cast
         functions = self._functions
         noted, refused = functions.torchmem_note_memory, functions.torchmem_note_refusal
-        ctypes.PyDLL(str(path)).torchmem_watch_gpu(address(noted, _OUT), address(refused, _OUT))
+        gpu: Any = ctypes.PyDLL(str(path))
+        return not gpu.torchmem_watch_gpu(address(noted, _OUT), address(refused, _OUT))
 
     def threads(
         self, row: np.dtype[np.void], mention: np.dtype[np.void]
@@ -98,17 +101,3 @@ class Library:
         """Return the file and the qualified name of a function, or the class of a module."""
         file, function, *module = self._code(number).decode(errors="replace").split("\n")
         return file, function, module[0] if module else ""
-
-
-@cache
-def load() -> Library:
-    library = Library(Path("/tmp/rec.so"))
-    library.install()
-    call: Any = torch.nn.Module._wrapped_call_impl
-    library.follow_python(sys.version_info.minor, call.__code__)
-    return library
-
-
-@cache
-def watch_gpu() -> None:
-    load().watch_gpu(Path("/tmp/rec_cuda.so"))

@@ -169,6 +169,7 @@ int32_t follow_calls(Thread& t, int64_t now) {
 }
 
 extern "C" __attribute__((visibility("default"))) int torchmem_follow_python(int minor, void* code_of_module_call) {
+  this_thread = nullptr;
   for (auto& layout : LAYOUTS) if (layout.minor == minor) L = layout;
   if (L.minor != minor) return 1;
   auto* state = reinterpret_cast<void* (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_GetThisThreadState"));

@@ -19,9 +19,16 @@ void watch(const Entry& entry) {
 }
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) void torchmem_watch_gpu(
+// 0, or why not: some allocators raise.
+extern "C" __attribute__((visibility("default"))) int torchmem_watch_gpu(
     void (*memory)(void*, int64_t, int16_t), void (*refusal)(int64_t, int16_t)) {
-  if (note) return;
+  if (note) return 0;
   note = memory, note_refusal = refusal;
-  c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(watch);
+  try {
+    c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(watch);
+  } catch (...) {
+    note = nullptr;
+    return 1;
+  }
+  return 0;
 }
