@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -127,14 +127,17 @@ class CompiledLibrary:
         if not (headers[0] / "ATen").exists():
             raise BuildError(f"torch {self.version} was installed without its headers")
         if self.part is GPU_OBSERVER:
-            headers += self._headers_of_cuda()
+            headers.append(self.headers_of_cuda())
         command = [*find_compiler(), *_OPTIONS, *options_of_torch(self.package)]
         objects = compile_sources(command, self.part.sources, headers, work)
         linked = (f"-L{self.package / 'lib'}", f"-l{self.part.of_torch}", *_LINKED)
         run_compiler(*command, "-shared", *objects, *linked, "-o", out)
 
-    def _headers_of_cuda(self) -> list[Path]:
-        """Return a folder with the headers of CUDA's runtime: those that torch needs beside it."""
+    def headers_of_cuda(self) -> Path:
+        """Return the folder of the headers of CUDA's runtime: torch's packages bring them.
+
+        Raises `BuildError`.
+        """
         # A simulated GPU has links to a torch that is installed elsewhere.
         own = (self.package / "version.py").resolve()
         sites = {self.package.parent, own.parent.parent}
@@ -143,7 +146,7 @@ class CompiledLibrary:
         of_toolkit = (Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include",)
         for folder in (*of_packages, *of_triton, *of_toolkit):
             if (folder / "cuda_runtime_api.h").exists() and (folder / "crt").exists():
-                return [folder]
+                return folder
         raise BuildError(
             "the headers of CUDA's runtime are not here; install the CUDA toolkit or set CUDA_HOME"
         )
@@ -163,11 +166,11 @@ def _places() -> Iterator[Path]:
 
 
 def _sum_file(library: Path) -> Path:
-    return library.with_name(f"{library.name}.sha256")
+    return library.with_name(f"{library.name}.blake2b")
 
 
 def _sum_of(library: Path) -> str:
-    return sha256(library.read_bytes()).hexdigest()
+    return blake2b(library.read_bytes()).hexdigest()
 
 
 def _is_whole(library: Path) -> bool:

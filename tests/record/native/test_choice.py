@@ -14,10 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.building.compiler import find_compiler
+from pytest_torchmem.building.compiler import BuildError, find_compiler
 from pytest_torchmem.record.native import compiled_library
 from pytest_torchmem.record.native.choice import Choice
-from pytest_torchmem.record.native.compiled_library import OBSERVER, CompiledLibrary, Part
+from pytest_torchmem.record.native.compiled_library import (
+    GPU_OBSERVER,
+    OBSERVER,
+    CompiledLibrary,
+    Part,
+)
 
 CHOOSE = """
 import json, torch
@@ -341,3 +346,43 @@ def test_the_library_knows_no_other_device(library: Path) -> None:
     assert made.library_for("cpu") is made.library
     assert made.library_for("mps") is None
     assert library.exists()
+
+
+def test_the_headers_of_cuda_are_found_beside_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
+    package = tmp_path / "links" / "torch"
+    built = CompiledLibrary(GPU_OBSERVER, package, "2.13.0")
+    installed = tmp_path / "site" / "torch" / "version.py"
+    for folder in (package, installed.parent, package.parent / "nvidia" / "cublas" / "include"):
+        folder.mkdir(parents=True)
+    installed.touch()
+    (package / "version.py").symlink_to(installed)  # as a simulated GPU has it
+    with pytest.raises(BuildError, match="headers of CUDA's runtime are not here; .* CUDA_HOME"):
+        built.headers_of_cuda()
+    for place in (
+        tmp_path / "toolkit" / "include",
+        tmp_path / "site" / "triton" / "backends" / "nvidia" / "include",
+        tmp_path / "links" / "nvidia" / "cu13" / "include",
+    ):
+        (place / "crt").mkdir(parents=True)
+        (place / "cuda_runtime_api.h").touch()
+        assert built.headers_of_cuda() == place
+
+
+@pytest.mark.usefixtures("library")
+def test_a_gpu_that_cannot_be_watched_is_a_reason_and_the_cpu_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Choice.of_process()
+    monkeypatch.setattr(made, "reasons", [])
+    monkeypatch.setattr(made, "_watches_gpu", None)
+
+    def refuse(*_: object, **__: object) -> Path:
+        raise BuildError("there are no headers")
+
+    monkeypatch.setattr(CompiledLibrary, "cached", refuse)
+    assert made.library_for("cuda") is made.library_for("cuda") is None
+    assert made.reasons == ["there are no headers"]
+    assert made.library_for("cpu") is made.library
