@@ -1,196 +1,208 @@
-"""Memory without running: what a module, a function or a graph would need. Every number estimated.
+"""A program on a GPU that is not there: it runs in a process of its own, on a simulated GPU.
 
-from pytest_torchmem import estimate
+from pytest_torchmem import GiB, estimate
 
-result = estimate(model, inputs, optimizer=torch.optim.AdamW)
-assert result.peak.total <= 24 * GiB
+result = estimate(train_step, 8, 1024, gpu="H100")
+assert result.peak.total <= 60 * GiB
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+import multiprocessing.spawn
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
 
-from pytest_torchmem.analysis.estimated.estimated_result import Estimate
-from pytest_torchmem.analysis.estimated.static import (
-    join_pair,
-    lifetimes_by_last_use,
-    made_by_operator,
-)
-from pytest_torchmem.record.devices import named_device
-from pytest_torchmem.record.fake import fx_graphs
-from pytest_torchmem.record.fake.fake_run import Program, record_fake_run
+from pytest_torchmem.simulate.gpus import parse_gpu
+from pytest_torchmem.simulate.process import variables
+from pytest_torchmem.simulate.torch_builds import require_platform, torch_build
 from pytest_torchmem.values.errors import (
-    DeviceNameError,
     EstimateError,
     MarkerError,
+    SimulationError,
+    TorchmemError,
     is_torchmem_error,
 )
-from pytest_torchmem.values.json_values import Json
-from pytest_torchmem.values.static_graph import StaticGraph, StaticRun
-
-__all__ = ["estimate", "estimate_graph", "estimate_pair"]
+from pytest_torchmem.values.results import Result
 
 __tracebackhide__ = is_torchmem_error
 
+_ANSWER: Final = "from pytest_torchmem.measuring.estimate import answer; answer(*{files!r})"
+_INSTEAD: Final = (
+    "a graph can be estimated on every platform: "
+    "estimate_graph(torch.export.export(model, (batch,)))"
+)
+_WRITTEN_SO: Final = (
+    "it runs in a process of its own: write it as a function at the top level of a file that can "
+    "be imported, give it plain values, and make models and data in it"
+)
+
 
 def estimate(
-    module_or_fn: Callable[..., object],
-    *args: object,
-    backward: bool = True,
-    optimizer: object = None,
-    device: str | None = None,
-    **kwargs: object,
-) -> Estimate:
-    """Return what ``module_or_fn(*args, **kwargs)`` would need, with neither data nor device.
+    program: Callable[..., object], *args: object, gpu: str = "H100", **kwargs: object
+) -> Result:
+    """Return what ``program(*args, **kwargs)`` takes on a GPU, measured on a simulated one.
 
-    The program itself runs, on tensors that have shapes but no memory; modules, optimizers and
-    tensors are left as they were. Inputs and parameters may be real, on ``meta``, or fake.
+    The call runs in a process of its own (Linux), with torch's CUDA build, which is installed or
+    was fetched by ``torchmem simulate --fetch``. Modules and tensors among the arguments are put
+    on the GPU first; those on ``meta`` get memory there alone. What the call returns is dropped.
 
-    Args:
-        backward: Differentiate the output: its ``loss`` if it has one, else the sum of the first
-            tensor with a graph, also where the caller's grad mode is off, which a note then says.
-            The output itself is not kept. With False, the output is held to the end of the window,
-            and the caller's grad mode applies.
-        optimizer: An optimizer, its class, or a function of the parameters that makes one. The
-            estimate is then that of a second training step, with the state in place.
-        device: The device to estimate for (``"cuda"`` works on a machine without one); by default
-            the one that the parameters are on.
+    ``gpu`` is a name such as ``A100-40GB``, or ``capability=9.0,memory=80GiB``. The result's name
+    says that it was simulated, and on which GPU.
 
-    The result's sizes are bytes on that device, `Peak.time_ns` counts operators and ``notes`` say
-    what the estimate rests on. Raises `EstimateError` if the program needs the value of a tensor or
-    calls an operator that has no rule for fake ones, `MarkerError` for an argument without meaning
-    and `DeviceNameError` for such a device. What the program itself raises comes out as it is.
+    Raises `SimulationError` for a GPU that cannot be simulated, here or anywhere, `MarkerError` for
+    what cannot be called, and `EstimateError` for a program that cannot be sent to a process, that
+    ends it, or that uses no memory of the GPU. What the program raises comes out as it is.
     """
-    if fx_graphs.is_program(module_or_fn) and not args and not kwargs:
-        return estimate_graph(module_or_fn, device=device)
-    _require_program(module_or_fn, backward, optimizer)
-    name = _device_name(device)
-    try:
-        run = record_fake_run(Program(module_or_fn, args, kwargs, backward, optimizer), name)
-    except TypeError:
-        _require_arguments(module_or_fn, args, kwargs)
-        raise
-    except EstimateError as error:
-        raise error.with_traceback(None) from None  # through torch; it names the user's own line
-    return _result(run)
-
-
-def estimate_graph(
-    graph: object, device: str | None = None, is_releasable: Callable[[object], bool] | None = None
-) -> Estimate:
-    """Return what a traced graph needs if it is run node by node, each storage released after its
-    last use and the graph's inputs kept by the caller.
-
-    ``is_releasable`` is asked of each node of the graph whether what it makes is released after its
-    last use; without it, everything is but inputs and attributes.
-
-    ``graph`` is a ``torch.fx.Graph``, a ``GraphModule`` or a ``torch.export.ExportedProgram`` whose
-    nodes carry fake tensors. ``device`` defaults to the one that holds most. Raises
-    `EstimateError`.
-    """
-    read, name = fx_graphs.read_graph(graph), _device_name(device)
-    releasable = (
-        made_by_operator if is_releasable is None else fx_graphs.with_fx_nodes(graph, is_releasable)
-    )
-    lifetimes = lifetimes_by_last_use(read, releasable)
-    return _result(StaticRun(read, lifetimes, _device_of([read], name)))
-
-
-def estimate_pair(forward: object, backward: object, device: str | None = None) -> Estimate:
-    """Return what a partitioned forward and its backward graph need, one after the other.
-
-    What the forward saved lives until its last use in the backward; see `estimate_graph` for the
-    rest.
-    """
-    graphs = fx_graphs.read_pair(forward, backward)
-    return _result(join_pair(*graphs, _device_of(graphs, _device_name(device))))
-
-
-def _require_program(program: object, backward: object, optimizer: object) -> None:
-    """Raise `MarkerError` or `EstimateError` for what cannot be called, or trained, for memory."""
     if not callable(program):
-        raise MarkerError(f"estimate needs a module or a function, got {_shown(program)}")
-    if isinstance(program, type) and hasattr(program, "forward"):
-        raise MarkerError(f"estimate needs a module, got its class {program.__name__}")
-    if fx_graphs.is_program(program) and not hasattr(program, "forward"):
-        raise MarkerError("estimate takes no arguments for a graph: its inputs are part of it")
-    called = getattr(program, "forward", program)
-    if (
-        inspect.iscoroutinefunction(called)
-        or inspect.isgeneratorfunction(called)
-        or inspect.isasyncgenfunction(called)
-    ):
-        raise MarkerError(
-            f"estimate needs a function that does its work when it is called; {_shown(program)} "
-            "does it later, as generators and async functions do"
-        )
-    if type(program).__module__.startswith("torch.jit"):
-        raise EstimateError("a scripted module cannot be followed; give the one it was made from")
-    if not isinstance(backward, bool):
-        raise MarkerError(f"estimate, backward: {backward!r} is not True or False")
-    if optimizer is not None and not callable(optimizer) and not hasattr(optimizer, "step"):
-        raise MarkerError(
-            f"estimate, optimizer: {_shown(optimizer)} is not an optimizer; give one, its class, "
-            "or a function of the parameters"
-        )
-
-
-def _require_arguments(
-    program: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, Json]
-) -> None:
-    """Raise `MarkerError` where a program could not be called with arguments at all."""
-    name = getattr(program, "__name__", type(program).__name__)
-    if len(args) == 1 and isinstance(args[0], tuple | list):
-        raise MarkerError(
-            f"estimate was given one {type(args[0]).__name__} for {name}, which cannot work with "
-            "it; give the arguments one by one: estimate(model, x, y)"
-        )
+        raise MarkerError(f"estimate needs a module or a function, got {program!r}")
+    if not isinstance(gpu, str):
+        raise MarkerError(f"estimate, gpu: {gpu!r} is not the name of a GPU; write gpu='H100'")
+    shown = f"{_name(program)} (simulated {parse_gpu(gpu).name})"
     try:
-        inspect.signature(getattr(program, "forward", program)).bind(*args, **kwargs)
-    except TypeError as error:
-        raise MarkerError(
-            f"estimate cannot call {name} with these arguments: {error}; it calls "
-            f"{name}(*args, **kwargs) with all that follows the program"
+        require_platform()
+    except SimulationError as error:
+        raise SimulationError(f"{error.sentence}; {_INSTEAD}") from None
+    if _Child.is_loading:
+        raise EstimateError(
+            "estimate was called while the file of its program was imported; call it below "
+            "`if __name__ == '__main__':`, or in a test"
+        )
+    call = _pickled(_Call(program, args, kwargs, shown))
+    built = torch_build()
+    # The profiler reports on its stderr that there is no tracer of kernels (level 5: nothing).
+    environment = {"KINETO_LOG_LEVEL": "5", **os.environ, **variables(gpu, built)}
+    with tempfile.TemporaryDirectory(prefix="torchmem-") as folder:
+        files = [str(Path(folder, name)) for name in ("process", "call", "answer")]
+        Path(files[0]).write_bytes(pickle.dumps(_like_this_process(built.site, call)))
+        Path(files[1]).write_bytes(call)
+        started = [sys.executable, "-c", _ANSWER.format(files=files)]
+        done = subprocess.run(started, env=environment, stdin=subprocess.DEVNULL, check=False)
+        answered = Path(files[2])
+        answer = pickle.loads(answered.read_bytes()) if answered.exists() else None
+    if isinstance(answer, BaseException):
+        raise answer
+    if not isinstance(answer, Result):
+        raise EstimateError(f"the process of {shown} ended with {_ending(done.returncode)}")
+    if not answer.peak.total:
+        raise EstimateError(
+            f"{_name(program)} used no memory of the GPU; it has to put its models and data there, "
+            "or be given them as arguments"
+        )
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call that another process makes, and the name of its result."""
+
+    program: Callable[..., object]
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    shown: str
+
+
+class _Child:
+    """The state of a process that `estimate` started."""
+
+    is_loading = False
+
+
+def _pickled(call: _Call) -> bytes:
+    try:
+        return pickle.dumps(call)
+    except Exception as error:  # whatever a class's own way to be pickled raises
+        raise EstimateError(
+            f"{_name(call.program)} and its arguments cannot be sent to a process "
+            f"({type(error).__name__}: {error}); {_WRITTEN_SO}"
         ) from None
-    except ValueError:
-        return  # it has no signature
 
 
-def _device_name(device: object) -> str | None:
-    """Return a device as text. Raises `DeviceNameError` and `MarkerError`."""
-    if device is None:
-        return None
-    if not isinstance(device, str) and type(device).__module__ != "torch":
-        raise MarkerError(f"estimate, device: {device!r} is not a device; give text such as 'cuda'")
+def _like_this_process(site: Path, call: bytes) -> dict[str, object]:
+    """Return what `multiprocessing.spawn.prepare` needs to find the modules that are found here.
+
+    torch's CUDA build comes first. The main module is loaded where the call refers to it.
+    """
+    data: dict[str, object] = {
+        "sys_path": [str(site), *sys.path],
+        "sys_argv": sys.argv,
+        "dir": str(Path.cwd()),
+    }
+    main = sys.modules["__main__"]
+    if b"__main__" in call:
+        if spec := getattr(main, "__spec__", None):
+            data["init_main_from_name"] = spec.name
+        elif file := getattr(main, "__file__", None):
+            data["init_main_from_path"] = str(Path(file).absolute())
+    return data
+
+
+def answer(process: str, call: str, answer: str) -> None:
+    """Make a call that a file has, and write what came of it to another file.
+
+    That is a `Result`, or an exception.
+    """
     try:
-        return str(named_device(str(device)))
-    except DeviceNameError as error:
-        raise error.with_traceback(None) from None
+        found: object = _measured(_loaded(Path(process), Path(call)))
+    except SystemExit as error:
+        found = EstimateError(f"the program ended its process: SystemExit({error.code!r})")
+    except BaseException as error:
+        found = _portable(error)
+    Path(answer).write_bytes(pickle.dumps(found))
 
 
-def _shown(value: object) -> str:
-    if value is None or isinstance(value, str | int | float):
-        return repr(value)
-    return str(getattr(value, "__name__", f"a {type(value).__name__}"))
-
-
-def _device_of(graphs: Sequence[StaticGraph], device: str | None) -> str:
-    if device is None:
-        return next(iter(fx_graphs.devices_of(graphs)), "cpu")
-    return device if ":" in device or device == "cpu" else f"{device}:0"
-
-
-def _result(run: StaticRun) -> Estimate:
-    """The run's result; a reading of nothing at all is an error, as no limit could fail on it."""
-    devices = fx_graphs.devices_of([run.graph])
-    if not devices:
+def _loaded(process: Path, call: Path) -> _Call:
+    _Child.is_loading = True
+    multiprocessing.spawn.prepare(pickle.loads(process.read_bytes()))
+    try:
+        loaded: _Call = pickle.loads(call.read_bytes())
+    except (AttributeError, ImportError) as error:
         raise EstimateError(
-            "the program makes and reads no tensor, so there is nothing to estimate; what it works "
-            "on has to be among its arguments, or in its modules"
-        )
-    if run.device not in devices:
-        raise EstimateError(
-            f"nothing in the program is on {run.device}; its tensors are on {', '.join(devices)}"
-        )
-    return Estimate.of(run)
+            f"the program is not found in another process ({error}); {_WRITTEN_SO}"
+        ) from None
+    _Child.is_loading = False
+    return loaded
+
+
+def _measured(call: _Call) -> Result:
+    from pytest_torchmem.measuring.block import measure
+    from pytest_torchmem.record.devices import placed_on
+
+    owner = getattr(call.program, "__self__", call.program)
+    _, args, kwargs = placed_on("cuda", (owner, call.args, dict(call.kwargs)))
+    with measure(device="cuda") as block:
+        call.program(*args, **kwargs)
+    return replace(block.result, name=call.shown)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """Return an exception that the other process can read; its traceback becomes a note."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    told = "".join(traceback.format_exception(type(error), error, frames))
+    error.__cause__ = error.__context__ = None
+    if not isinstance(error, TorchmemError):
+        error.add_note(f"in a process with a simulated GPU:\n{told}")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever a class's own way to be pickled raises
+        return EstimateError(f"the program raised {told.strip().splitlines()[-1]}\n{told}")
+    return error
+
+
+def _name(program: object) -> str:
+    return str(getattr(program, "__name__", "") or type(program).__name__)
+
+
+def _ending(code: int) -> str:
+    known = {number.value: number.name for number in signal.Signals}
+    return f"the signal {known.get(-code, -code)}" if code < 0 else f"exit code {code}"
