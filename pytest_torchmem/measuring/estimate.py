@@ -16,14 +16,15 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from pytest_torchmem.simulate.gpus import parse_gpu
 from pytest_torchmem.simulate.process import variables
-from pytest_torchmem.simulate.torch_builds import require_platform, torch_build
+from pytest_torchmem.simulate.torch_builds import TorchBuild, require_platform, torch_build
 from pytest_torchmem.values.errors import (
     EstimateError,
     MarkerError,
@@ -35,7 +36,12 @@ from pytest_torchmem.values.results import Result
 
 __tracebackhide__ = is_torchmem_error
 
-_ANSWER: Final = "from pytest_torchmem.measuring.estimate import answer; answer(*{files!r})"
+Call: TypeAlias = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
+# True in a process that `estimate` started, while that imports the program.
+_loading: Final = ContextVar("loading", default=False)
+_CHILD: Final = (
+    "from pytest_torchmem.measuring.estimate import answer_call; answer_call({!r}, {!r})"
+)
 _INSTEAD: Final = (
     "a graph can be estimated on every platform: "
     "estimate_graph(torch.export.export(model, (batch,)))"
@@ -66,62 +72,52 @@ def estimate(
         raise MarkerError(f"estimate needs a module or a function, got {program!r}")
     if not isinstance(gpu, str):
         raise MarkerError(f"estimate, gpu: {gpu!r} is not the name of a GPU; write gpu='H100'")
-    shown = f"{_name(program)} (simulated {parse_gpu(gpu).name})"
-    try:
-        require_platform()
-    except SimulationError as error:
-        raise SimulationError(f"{error.sentence}; {_INSTEAD}") from None
-    if _Child.is_loading:
+    if _loading.get():
         raise EstimateError(
             "estimate was called while the file of its program was imported; call it below "
             "`if __name__ == '__main__':`, or in a test"
         )
-    call = _pickled(_Call(program, args, kwargs, shown))
-    built = torch_build()
-    # The profiler reports on its stderr that there is no tracer of kernels (level 5: nothing).
-    environment = {"KINETO_LOG_LEVEL": "5", **os.environ, **variables(gpu, built)}
+    try:
+        shown = f"{_name(program)} (simulated {parse_gpu(gpu).name})"
+        call = _pickled(program, args, kwargs)
+        built = _torch_build()
+        added = variables(gpu, built)
+    except SimulationError as error:  # through files of ours; it names what the user wrote
+        raise error.with_traceback(None) from None
+    # The profiler reports on stderr that it has no tracer of kernels; at level 5 nothing.
+    environment = {"KINETO_LOG_LEVEL": "5", **os.environ, **added}
     with tempfile.TemporaryDirectory(prefix="torchmem-") as folder:
-        files = [str(Path(folder, name)) for name in ("process", "call", "answer")]
-        Path(files[0]).write_bytes(pickle.dumps(_like_this_process(built.site, call)))
-        Path(files[1]).write_bytes(call)
-        started = [sys.executable, "-c", _ANSWER.format(files=files)]
+        question, answer = Path(folder, "question"), Path(folder, "answer")
+        question.write_bytes(pickle.dumps((_like_this_process(built.site, call), call)))
+        started = [sys.executable, "-c", _CHILD.format(str(question), str(answer))]
         done = subprocess.run(started, env=environment, stdin=subprocess.DEVNULL, check=False)
-        answered = Path(files[2])
-        answer = pickle.loads(answered.read_bytes()) if answered.exists() else None
-    if isinstance(answer, BaseException):
-        raise answer
-    if not isinstance(answer, Result):
+        found = pickle.loads(answer.read_bytes()) if answer.exists() else None
+    if isinstance(found, BaseException):
+        raise found
+    if not isinstance(found, Result):
         raise EstimateError(f"the process of {shown} ended with {_ending(done.returncode)}")
-    if not answer.peak.total:
+    if not found.peak.total:
         raise EstimateError(
-            f"{_name(program)} used no memory of the GPU; it has to put its models and data there, "
-            "or be given them as arguments"
+            f"{shown} used no memory of the GPU; put its models and data there, or give them as "
+            "arguments"
         )
-    return answer
+    return replace(found, name=shown)
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call that another process makes, and the name of its result."""
-
-    program: Callable[..., object]
-    args: tuple[object, ...]
-    kwargs: Mapping[str, object]
-    shown: str
+def _torch_build() -> TorchBuild:
+    try:
+        require_platform()
+    except SimulationError as error:
+        raise SimulationError(f"{error.sentence}; {_INSTEAD}") from None
+    return torch_build()
 
 
-class _Child:
-    """The state of a process that `estimate` started."""
-
-    is_loading = False
-
-
-def _pickled(call: _Call) -> bytes:
+def _pickled(*call: object) -> bytes:
     try:
         return pickle.dumps(call)
     except Exception as error:  # whatever a class's own way to be pickled raises
         raise EstimateError(
-            f"{_name(call.program)} and its arguments cannot be sent to a process "
+            f"{_name(call[0])} and its arguments cannot be sent to a process "
             f"({type(error).__name__}: {error}); {_WRITTEN_SO}"
         ) from None
 
@@ -131,11 +127,8 @@ def _like_this_process(site: Path, call: bytes) -> dict[str, object]:
 
     torch's CUDA build comes first. The main module is loaded where the call refers to it.
     """
-    data: dict[str, object] = {
-        "sys_path": [str(site), *sys.path],
-        "sys_argv": sys.argv,
-        "dir": str(Path.cwd()),
-    }
+    path = [str(site), *sys.path]
+    data: dict[str, object] = {"sys_path": path, "sys_argv": sys.argv, "dir": str(Path.cwd())}
     main = sys.modules["__main__"]
     if b"__main__" in call:
         if spec := getattr(main, "__spec__", None):
@@ -145,13 +138,10 @@ def _like_this_process(site: Path, call: bytes) -> dict[str, object]:
     return data
 
 
-def answer(process: str, call: str, answer: str) -> None:
-    """Make a call that a file has, and write what came of it to another file.
-
-    That is a `Result`, or an exception.
-    """
+def answer_call(question: str, answer: str) -> None:
+    """Make the call that a file has, and write its `Result` or exception to another file."""
     try:
-        found: object = _measured(_loaded(Path(process), Path(call)))
+        found: object = _measured(*_loaded(Path(question)))
     except SystemExit as error:
         found = EstimateError(f"the program ended its process: SystemExit({error.code!r})")
     except BaseException as error:
@@ -159,28 +149,31 @@ def answer(process: str, call: str, answer: str) -> None:
     Path(answer).write_bytes(pickle.dumps(found))
 
 
-def _loaded(process: Path, call: Path) -> _Call:
-    _Child.is_loading = True
-    multiprocessing.spawn.prepare(pickle.loads(process.read_bytes()))
+def _loaded(question: Path) -> Call:
+    process, call = pickle.loads(question.read_bytes())
+    _loading.set(True)
+    multiprocessing.spawn.prepare(process)
     try:
-        loaded: _Call = pickle.loads(call.read_bytes())
+        loaded: Call = pickle.loads(call)
     except (AttributeError, ImportError) as error:
         raise EstimateError(
             f"the program is not found in another process ({error}); {_WRITTEN_SO}"
         ) from None
-    _Child.is_loading = False
+    _loading.set(False)
     return loaded
 
 
-def _measured(call: _Call) -> Result:
+def _measured(
+    program: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Result:
     from pytest_torchmem.measuring.block import measure
     from pytest_torchmem.record.devices import placed_on
 
-    owner = getattr(call.program, "__self__", call.program)
-    _, args, kwargs = placed_on("cuda", (owner, call.args, dict(call.kwargs)))
+    owner = getattr(program, "__self__", program)
+    _, args, kwargs = placed_on("cuda", (owner, args, kwargs))
     with measure(device="cuda") as block:
-        call.program(*args, **kwargs)
-    return replace(block.result, name=call.shown)
+        program(*args, **kwargs)
+    return block.result
 
 
 def _portable(error: BaseException) -> BaseException:
@@ -204,5 +197,4 @@ def _name(program: object) -> str:
 
 
 def _ending(code: int) -> str:
-    known = {number.value: number.name for number in signal.Signals}
-    return f"the signal {known.get(-code, -code)}" if code < 0 else f"exit code {code}"
+    return f"exit code {code}" if code >= 0 else f"the signal {signal.Signals(-code).name}"

@@ -155,7 +155,7 @@ def test_what_the_program_raises_comes_out_and_says_where():
         (exits, r"ended its process: SystemExit\(3\)"),
         (leaves, r"of leaves \(simulated H100\) ended with exit code 7"),
         (is_killed, "ended with the signal SIGABRT"),
-        (uses_nothing, "uses_nothing used no memory of the GPU"),
+        (uses_nothing, r"uses_nothing \(simulated H100\) used no memory of the GPU"),
     ],
 )
 def test_a_process_without_an_answer_says_what_became_of_it(program, told):

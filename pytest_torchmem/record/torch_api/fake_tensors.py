@@ -12,8 +12,8 @@ from torch.utils import _pytree
 from pytest_torchmem.record.torch_api import Checked
 
 CHECKED: Final[Checked] = {
-    "torch.utils._pytree.tree_leaves": ("2.6.0", "2.15.0"),
-    "torch.utils._pytree.tree_map": ("2.6.0", "2.15.0"),
+    "torch.utils._pytree.tree_leaves": ("2.10.0", "2.15.0"),
+    "torch.utils._pytree.tree_map": ("2.13.0", "2.13.0"),
 }
 
 # torch's own guess for a size that no input determines (its ``unbacked_symint_fallback``).

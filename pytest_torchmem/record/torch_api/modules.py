@@ -10,10 +10,10 @@ import torch
 from pytest_torchmem.record.torch_api import Checked
 
 CHECKED: Final[Checked] = {
-    "torch.nn.Module._apply": ("2.6.0", "2.15.0"),
-    "torch.nn.Module._buffers": ("2.6.0", "2.15.0"),
-    "torch.nn.Module._modules": ("2.6.0", "2.15.0"),
-    "torch.nn.Module._parameters": ("2.6.0", "2.15.0"),
+    "torch.nn.Module._apply": ("2.10.0", "2.15.0"),
+    "torch.nn.Module._buffers": ("2.10.0", "2.15.0"),
+    "torch.nn.Module._modules": ("2.10.0", "2.15.0"),
+    "torch.nn.Module._parameters": ("2.10.0", "2.15.0"),
 }
 
 #: Gives each tensor of a module's its place on another device, or another type.
