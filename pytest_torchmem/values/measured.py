@@ -224,24 +224,13 @@ class MeasuredTest(JsonFields):
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of `leading`; 0 where nothing was measured."""
-        return self.leading.result.peak.total if self.leading else 0
-
-    @property
-    def leading(self) -> Window | None:
-        """The window that a row of a report is about; None where nothing was measured.
-
-        It is the body, or an estimate that failed beside it. A region that failed is a part of the
-        body; an estimate is of something else.
-        """
-        well = self.body is not None and not self.body.sentence
-        failed = (window for window in self.failed_windows if window.result.estimated and well)
-        return next(failed, self.body)
+        """The peak of `body`; 0 where nothing was measured."""
+        return self.body.result.peak.total if self.body else 0
 
     @property
     def standing(self) -> str:
-        """The word for `leading` beside its limits and its baseline; ``""`` without either."""
-        return self.status_of(self.leading) if self.leading else ""
+        """The word for `body` beside its limits and its baseline; ``""`` without either."""
+        return self.status_of(self.body) if self.body else ""
 
     @property
     def body(self) -> Window | None:
