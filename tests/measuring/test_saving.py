@@ -20,7 +20,7 @@ from pytest_torchmem.analysis.estimated.estimated_result import Estimate
 from pytest_torchmem.analysis.estimated.static import lifetimes_by_last_use
 from pytest_torchmem.cli.main import Exit, main
 from pytest_torchmem.record.environment import current_rank, environment
-from pytest_torchmem.store.run_reports import FORMATS, merged, read_run
+from pytest_torchmem.store.run_reports import FORMAT, merged, read_run
 from pytest_torchmem.values.baseline import environment_name
 from pytest_torchmem.values.errors import RankError, RecordingError, ReportError
 from pytest_torchmem.values.measured import Rank
@@ -78,7 +78,7 @@ def test_a_block_comes_back_as_it_was():
 def test_a_file_says_its_format_and_where_it_is_from():
     block_of(1).save("mem.json")
     data = json.loads(Path("mem.json").read_text(encoding="utf-8"))
-    assert data["format"] in FORMATS
+    assert data["format"] == FORMAT
     assert (data["rank"], data["rank_count"]) == (0, 1)
     assert data["versions"]["torch"].startswith(torch.__version__.partition("+")[0])
     source = data["tests"][0]["windows"][0]["result"]["peak"]["live"][0]["source"]
