@@ -203,7 +203,7 @@ def test_asserts_and_limits_name_who_holds_what_is_retained(torch_pytester):
     result.assert_outcomes(failed=3)
     result.stdout.fnmatch_lines(
         [
-            "E             largest 1.0 MiB of temporary from aten::ones (test_kept.py:8), "
+            "E             largest 1.0 MiB of temporary from aten::ones at test_kept.py:8, "
             "still held by kept[[]0] in test_list (test_kept.py:*)",
             "retained 1.0 MiB, *, still held by an object of type test_kept.TestClass: kept",
             "grew by 1.0 MiB per step, *, held at its end by kept[[]*] in test_growth, freed later",
