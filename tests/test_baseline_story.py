@@ -344,7 +344,7 @@ def a_regression_is_caught(project: Project) -> None:
     project.pytest("--torchmem-report=mended.json")
     told = project.torchmem("diff", "mended.json", "out/results.json", ends=1)
     assert "+33.0 MiB" in told
-    assert "aten::_to_copy in net.norm" in told
+    assert "aten::_to_copy at fake_measure.py:31 in net.norm" in told
     project.torchmem("diff", "out/results.json", "mended.json")
     assert project.diff() == []
 

@@ -192,8 +192,10 @@ class ChangedLines:
         hunks, file, line = self._since(baseline).get(source.file), source.file, source.line
         if hunks is not None:
             hunk = next((h for h in hunks if h.first <= line <= h.last), None)
-            if hunk is None or hunk.last - hunk.first < _TOGETHER:
-                return hunk and CodeLines(file, hunk.first, hunk.last)
+            if hunk is None:
+                return None
+            if hunk.last - hunk.first < _TOGETHER:
+                return CodeLines(file, hunk.first, hunk.last)
             return CodeLines(file, line, line)
         if file not in self._untracked:
             options = ("ls-files", "--others", "--exclude-standard", "--", f":(literal){file}")

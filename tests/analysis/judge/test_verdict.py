@@ -259,7 +259,7 @@ def test_settings_count_as_near_to_what_made_the_memory_and_give_way_to_code():
     far, near = [CodeLines(f"m{n}.py", 1, 1) for n in range(3)], [CodeLines("net.py", 26, 26)]
     one, many = ([CodeLines("a.yaml", n, n) for n in range(1, count)] for count in (2, 9))
 
-    def named(*places: Source) -> str:
+    def named(*places: CodeLines) -> str:
         sentence = told(before, after, CodeChanges(places=lambda: places)).sentence
         return sentence.partition("changed since: ")[2]
 

@@ -83,8 +83,8 @@ def test_the_limits_of_the_marker_hold_for_an_estimate(project):
     result.assert_outcomes(failed=1)
     assert failure(result) == (
         "in 'step (estimated)', memory peaked at an estimated 33.0 MiB, +1.0 MiB (+3 %) over the "
-        "limit of 32.0 MiB: largest 33.0 MiB of activation from aten::mm in net "
-        "(fake_measure.py:12)"
+        "limit of 32.0 MiB: largest 33.0 MiB of activation from aten::mm "
+        "at fake_measure.py:12 in net"
     )
 
 

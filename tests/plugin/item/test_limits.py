@@ -12,7 +12,7 @@ def test_a_body_over_its_limit_fails_in_one_sentence(project):
         @pytest.mark.memory_budget(activation="1GiB")
         def test_a():
             use(700 * MiB, operator="aten::mm", module="net.fc")
-            use(529 * MiB, operator="aten::relu", module="net.act")
+            use(529 * MiB, operator="aten::relu", module="net.act", line=20)
         """
     )
     result = project.run()

@@ -88,7 +88,7 @@ def test_every_kind_of_body_on_the_real_engine(torch_pytester):
     result.stdout.fnmatch_lines_random(
         [
             "activation peaked at * over the limit of 1.0 MiB: largest 4.0 MiB from aten::* in *",
-            "memory peaked at 4.0 MiB, +3.0 MiB (+300 %) over the limit of 1.0 *(test_it.py:*",
+            "memory peaked at 4.0 MiB, +3.0 MiB (+300 %) over the limit of 1.0 *at test_it.py:*",
             "reserved memory peaked at an estimated 2.0 MiB, * over the limit of 1.0 MiB: *",
             "the body used no memory on cpu: *",
             "not measured: test_it.py::test_missing_device: *cuda:99*",
