@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.record.fake.origin import module_path, operator_name, source_line
+from pytest_torchmem.record.graphs.origin import module_path, operator_name, source_line
 from pytest_torchmem.record.torch_api import dispatcher, fake_tensors, memory
 from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.errors import EstimateError
@@ -289,8 +289,3 @@ def devices_of(graphs: Iterable[StaticGraph]) -> list[str]:
     for storage in (s for graph in graphs for s in graph.storages):
         amounts[storage.device] += storage.size_bytes
     return [device for device, _ in amounts.most_common()]
-
-
-def is_program(target: object) -> bool:
-    """Return whether a value is an exported program: a graph that brings its inputs along."""
-    return isinstance(target, torch.export.ExportedProgram)

@@ -21,7 +21,7 @@ from pytest_torchmem.analysis.estimated.static import (
     not_primal,
     pair_peak_bytes,
 )
-from pytest_torchmem.record.fake.fx_graphs import read_graph, read_pair
+from pytest_torchmem.record.graphs.fx_graphs import read_graph, read_pair
 from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.errors import EstimateError
 from pytest_torchmem.values.static_graph import NodeKind, StaticGraph, StaticRun
