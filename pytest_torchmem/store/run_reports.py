@@ -81,7 +81,7 @@ class RunReport(JsonFields):
         """
 
         def place(test: MeasuredTest) -> tuple[int, int, int, str]:
-            before_bytes = test.leading.baseline_bytes if test.leading else 0
+            before_bytes = test.body.baseline_bytes if test.body else 0
             grown_bytes = max(0, test.peak_bytes - before_bytes) if before_bytes else 0
             status = STATUSES.index(test.status)
             return status, -grown_bytes, -test.peak_bytes, test.test

@@ -132,13 +132,3 @@ def test_a_recorded_block_has_its_calls_from_the_user_s_outermost_function_on():
     assert not calls[-1].file.startswith(("<", *libraries))
     assert neg.size_bytes == 4000
     del kept
-
-
-def test_an_estimate_has_blocks_without_calls():
-    import torch
-
-    from pytest_torchmem import estimate
-
-    picture = estimate(torch.nn.Linear(64, 64), torch.empty(128, 64, device="meta")).picture()
-    assert picture.blocks.blocks
-    assert all(block.stack < 0 for block in picture.blocks.blocks)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import Final
 
-from pytest_torchmem.analysis.judge.differences import entry_differences
+from pytest_torchmem.analysis.judge.differences import lines_of
+from pytest_torchmem.report.text.tables import composition, left_out, line_place, unlisted_lines
 from pytest_torchmem.store.run_reports import RunReport
-from pytest_torchmem.values.baseline import BaselineEntry
-from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.units import format_change, format_size
 
@@ -111,27 +110,21 @@ def _fitting(texts: Iterator[str], room: int, measure: Callable[[str], int]) -> 
 def _table_rows(tests: Sequence[MeasuredTest]) -> Iterator[str]:
     for test in tests:
         symbol = f"{_SYMBOLS[test.status]} {test.status}"
-        leading, name = test.leading, _code(test.test)
-        if leading is None:
+        body, name = test.body, _code(test.test)
+        if body is None:
             yield f"| {symbol} | {name} | | {_text(test.sentence)} | |"
             continue
-        if leading.result.name:
-            name += f" {_code(leading.result.name)}"
-        others = (w for w in test.windows if w is not leading)
+        others = (w for w in test.windows if w is not body)
         told = [_text(test.standing), *map(_by_name, others)]
         against = "; ".join(filter(None, told))
         if test.outcome == "xfailed" and test.failed_windows:
             against += ", as expected"
-        yield f"| {symbol} | {name} | {leading.peak_text} | {against} | {_retained(leading)} |"
+        yield f"| {symbol} | {name} | {body.peak_text} | {against} | {_retained(body)} |"
 
 
 def _by_name(window: Window) -> str:
-    """Describe a failed region, or an estimate, which has no other place for its
-    peak; ``""`` of a region that is well."""
-    if not window.result.estimated and not window.sentence:
-        return ""
-    told = [window.peak_text if window.result.estimated else "", window.status]
-    return f"{_code(window.result.name or 'test body')} {_text(', '.join(filter(None, told)))}"
+    """Describe a region that failed; ``""`` of one that is well."""
+    return f"{_code(window.result.name)} {_text(window.status)}" if window.sentence else ""
 
 
 def _details(test: MeasuredTest) -> str:
@@ -151,16 +144,16 @@ def _details(test: MeasuredTest) -> str:
 
 
 def _causes(window: Window) -> Iterator[str]:
-    if window.baseline is None:
-        return
-    now = BaselineEntry.whole(window.result)
-    found = entry_differences(now, window.baseline, window.told_by)[:_CAUSES]
-    if found:
-        yield "\n| change | category | operator | module | source |\n|---:|---|---|---|---|"
-    for difference in found:
-        c, change = difference.contributor, format_change(difference.size_bytes)
-        cells = map(_code, (c.operator, c.module, str(c.source or "")))
-        yield f"| {change} | {words(c.category.value)} | {' | '.join(cells)} |"
+    lines = lines_of(window)
+    if lines:
+        yield "\n| change | of | operator | module | source |\n|---:|---|---|---|---|"
+    for line in lines[:_CAUSES]:
+        cells = " | ".join(map(_code, line_place(line)))
+        yield f"| {format_change(line.size_bytes)} | {composition(line)} | {cells} |"
+    if lines:
+        sizes = [line.size_bytes for line in lines]
+        more = left_out(sizes, format_change, _CAUSES) + unlisted_lines(lines, window.told_by)
+        yield from (f"\n{text}" for text in more)
 
 
 def _facts(run: RunReport) -> str:

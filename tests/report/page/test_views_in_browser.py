@@ -321,21 +321,6 @@ def test_a_test_that_raised_was_not_compared(open_page):
     ]
 
 
-def test_the_row_of_a_failed_estimate_has_the_estimate_s_numbers(open_page):
-    small = replace(window("a", Change.SAME, scale=KiB), limits={})
-    estimate = window("a::big", Change.GROWN, "grown", share=0.75)
-    estimate = replace(
-        estimate, result=replace(estimate.result, name="big (estimated)", estimated=True), limits={}
-    )
-    rows = listed(open_page, report_of("test_a", small, estimate, outcome="failed"))
-    (row,) = rows.values()
-    peak, against = (
-        cell.inner_text().split("\n") for cell in row.locator(".number, .against").all()
-    )
-    assert peak == ["90.1 MiB", "big (estimated)"]
-    assert against == ["+16.0 MiB (+22 %)", "grown"]
-
-
 def test_the_legend_names_lanes_where_they_are_drawn(open_page):
     page = open_page(picture_page(replace(drawn(), spans=(Span("region", "fit", 0, 50),)), "x"))
     lanes = page.locator(".legend .of-lane")

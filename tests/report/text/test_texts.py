@@ -57,8 +57,8 @@ def test_a_comment_can_be_found_again_and_leads_with_the_counts():
 def test_a_failure_has_its_sentence_and_its_causes():
     text = run_markdown(sample_run())
     assert "activation peaked at 64.0 MiB, +16.0 MiB (+33 %) over the baseline of 48.0 MiB" in text
-    cells = ("+7.8 MiB", "activation", "`aten::_to_copy`", "`model.layers.*.norm`", "`net.py:41`")
-    assert f"| {' | '.join(cells)} |" in text
+    place = ("`aten::_to_copy`", "`model.layers.*.norm`", "`src/net.py:41 forward`")
+    assert f"| +7.8 MiB | activation | {' | '.join(place)} |" in text
 
 
 def test_problems_are_told_and_cut_where_they_would_fill_a_comment():
@@ -118,19 +118,14 @@ def test_a_baseline_that_grew_is_no_limit_whatever_its_sentence_says():
     assert body.limit_status == "75% of limit"
 
 
-def test_an_estimate_is_told_beside_its_body():
-    step = window("a::step (estimated)", Change.SAME, scale=2 * MiB)
-    step = replace(step, result=replace(step.result, name="step (estimated)", estimated=True))
-    region = replace(step, result=replace(step.result, name="forward", estimated=False))
+def test_a_region_that_failed_is_told_beside_its_body():
+    well = window("a::forward", Change.SAME, scale=2 * MiB)
+    well = replace(well, result=replace(well.result, name="forward"))
+    over = replace(well, sentence=LIMIT, sentences=(LIMIT,), kinds=(OVER,))
+    over = replace(over, result=replace(over.result, name="backward"))
     body = replace(window("a", Change.NOT_COMPARED), baseline=None, baseline_bytes=0)
-    text = run_markdown(RunReport((report_of("a", body, region, step),)))
-    assert (
-        "| 75% of limit; `step (estimated)` 180.2 MiB (estimated), 75% of limit; same as baseline |"
-        in text
-    )
-    over = replace(step, sentence=LIMIT, sentences=(LIMIT,), kinds=(OVER,))
-    text = run_markdown(RunReport((report_of("a", over, outcome="failed"),)))
-    assert "| over limit; same as baseline |" in text
+    text = run_markdown(RunReport((report_of("a", body, well, over, outcome="failed"),)))
+    assert "| 75% of limit; `backward` over limit; same as baseline |" in text
 
 
 def test_what_ended_a_test_early_is_told():
