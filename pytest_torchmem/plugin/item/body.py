@@ -15,6 +15,7 @@ import gc
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +29,7 @@ from pytest_torchmem.plugin.item.judging import (
     Judge,
     MeasuredWindow,
 )
+from pytest_torchmem.plugin.item.reachable import reached_by
 from pytest_torchmem.plugin.item.sending import COUNTED_OUT_OF_MEMORY, Sender
 from pytest_torchmem.plugin.options.marker import Asked, can_rerun
 from pytest_torchmem.plugin.options.option_table import uses_fixture
@@ -297,6 +299,7 @@ class Body:
             self._sender.baseline_nodeid,
             lambda: self._run.environment(self.device),
             self._item.config.invocation_params.dir,
+            partial(reached_by, self._item, self._run.rootdir),
         )
         judge = Judge(self.asked, baselines, self._earlier, self._counted)
         checked = [region for region, _ in self._checked]

@@ -33,7 +33,14 @@ from pytest_torchmem.values.errors import (
     TorchmemError,
     is_torchmem_error,
 )
-from pytest_torchmem.values.findings import COUNTERS, RETAINED, Finding, FindingKind, Verdict
+from pytest_torchmem.values.findings import (
+    COUNTERS,
+    RETAINED,
+    CodeLines,
+    Finding,
+    FindingKind,
+    Verdict,
+)
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
@@ -137,6 +144,8 @@ class Baselines:
         nodeid: The test, as baselines know it.
         environment: Returns what the files are keyed by.
         start: Where pytest was started; paths are shown from there.
+        reached: Returns those of some places that the test can reach, in the order in which it
+            does.
     """
 
     store: BaselineStore
@@ -145,20 +154,24 @@ class Baselines:
     nodeid: str
     environment: Callable[[], Mapping[str, str]]
     start: Path
+    reached: Callable[[Sequence[CodeLines]], Sequence[CodeLines]] = lambda places: places
 
     @property
     def path(self) -> Path:
         """The test's baseline file."""
         return self.store.path(self.module, self.environment())
 
-    @property
-    def code(self) -> CodeChanges:
-        """The changes of code since the baseline was stored."""
-        since, path = self.store.changed_lines, self.path
+    def code(self, name: str) -> CodeChanges:
+        """Return the changes of code since the entry of a window was stored.
+
+        Of all places that have changed those are told that the test can reach.
+        """
+        since, environment = self.store.changed_lines, self.environment()
+        entry = self.store.stored_entry(self.path, environment, entry_key(self.nodeid, name))
         return CodeChanges(
-            partial(since.changed_at, path),
-            partial(since.places, path),
-            partial(since.now_at, path),
+            partial(since.changed_at, entry),
+            lambda: self.reached(since.places(entry)),
+            partial(since.now_at, entry),
         )
 
     def reference(self, name: str) -> Reference | None:
@@ -261,7 +274,7 @@ class Judge:
             near, missing = self.baselines.missing(result.name)
             findings = (*findings, *missing)
             return replace(verdict, findings=findings, change=Change.NEW, nearest=near), None
-        code = self.baselines.code
+        code = self.baselines.code(result.name)
         compared = judge_baseline(result, reference, allowance, code)
         accepted = ""
         if compared.change in settings.accepted and not reference.environment:

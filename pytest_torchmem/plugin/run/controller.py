@@ -138,9 +138,31 @@ class Collector:
             title = "::warning title=memory has no baseline::" if on_github() else ""
             self._lines += [title + unguarded] if unguarded else []
         self._lines += _offer_of_a_gpu(sum(attempt.wants_a_gpu for attempt in attempts))
+        self._lines += self._cut_off_lines()
         self._tell_other_plugins(self._report())
         if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _cut_off_lines(self) -> Iterator[str]:
+        """Yield a line where failures lack the lines that have changed, for want of history."""
+        store = self.run.store
+        grown = [
+            (test, window)
+            for test, window in self.summary.windows
+            if window.change is Change.GROWN and window.sentence
+        ]
+        entries = (
+            store.stored_entry(
+                store.path(Path(test.file), test.environment), test.environment, window.key
+            )
+            for test, window in grown
+        )
+        if any(store.changed_lines.is_cut_off(entry) for entry in entries):
+            yield (
+                "this clone is shallow and lacks the commits of the baselines, so failures cannot "
+                "say which lines have changed since: fetch the history (fetch-depth: 0 of "
+                "actions/checkout)"
+            )
 
     @property
     def _whole(self) -> bool:
@@ -277,8 +299,14 @@ class Collector:
                 self.add_problem(f"nothing is stored: {error}")
                 plans = []
         shown = updates.progress(plans, "baselines", self.config)
-        if written := [plan.path for plan in shown if self._is_written(plan)]:
-            store.changed_lines.keep(written)
+        if written := [plan for plan in shown if self._is_written(plan)]:
+            store.forget()  # what was read before it was written
+            entries = (
+                store.stored_entry(plan.path, plan.environment, key)
+                for plan in written
+                for key in plan.file_changes.written
+            )
+            store.changed_lines.keep([entry.text for entry in entries])
         self._lines += self._orphan_lines(orphans)
         if settings.dry_run and (self.summary.changes or not followed):
             self._lines[:0] = tables.change_table(self.summary.changes, room(self.config))
