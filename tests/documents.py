@@ -74,7 +74,7 @@ import pytest
 tests, with_baseline = json.loads(sys.argv[1])
 sys.exit(
     pytest.main(["--torchmem-update-baseline", *tests])
-    or pytest.main(["--torchmem-require-baseline", *with_baseline])
+    or pytest.main(["-otorchmem_require_baseline=true", *with_baseline])
 )
 """
 

@@ -153,7 +153,7 @@ def test_a_checked_estimate_has_an_entry_of_its_own_that_says_estimated(project)
     text = project.baseline().read_text()
     assert "test_it::step (estimated)" in text
     assert '"test_it::step"' in text
-    project.run("--torchmem-require-baseline").assert_outcomes(passed=1)
+    project.run("-otorchmem_require_baseline=true").assert_outcomes(passed=1)
 
 
 def test_an_estimate_that_grew_fails_against_its_own_entry(project, monkeypatch):
@@ -184,12 +184,12 @@ def test_the_baseline_marker_compares_each_estimate(project):
             torchmem.estimate(lambda size: size, MiB, name="step")
         """
     )
-    result = project.run("--torchmem-require-baseline")
+    result = project.run("-otorchmem_require_baseline=true")
     assert failure(result).startswith(
         "in 'step (estimated)', there is no baseline for test_it::step (estimated) in "
     )
     project.update()
-    project.run("--torchmem-require-baseline").assert_outcomes(passed=1)
+    project.run("-otorchmem_require_baseline=true").assert_outcomes(passed=1)
 
 
 def test_a_body_with_a_baseline_that_now_only_estimates_fails(project):

@@ -59,7 +59,7 @@ def test_a_model_without_data_is_over_its_limit(torchmem):
 def test_real_estimates(torch_pytester):
     torch_pytester.makeini("[pytest]")
     torch_pytester.makepyfile(test_it=BODIES)
-    result = torch_pytester.runpytest_inprocess("--torchmem-device=cpu", "-rA")
+    result = torch_pytester.runpytest_inprocess("-otorchmem_device=cpu", "-rA")
     result.assert_outcomes(passed=3, failed=1)
     trace = str(torch_pytester.path / "trace.npz")
     assert main(["fits", trace, "--capacity=2MiB"]) == Exit.OK
