@@ -397,7 +397,7 @@ def row_of(case: str, mode: str) -> Row:
 
 
 def show(rows: list[Row]) -> None:
-    today = datetime.datetime.now(datetime.timezone.utc).date()
+    today = datetime.datetime.now(datetime.UTC).date()
     print(
         f"`python benchmarks/estimate_accuracy.py`, torch {torch.__version__}, {today}, on the CPU."
     )

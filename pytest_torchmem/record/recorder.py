@@ -26,7 +26,6 @@ from pytest_torchmem.record.devices import (
     synchronize,
     workspace_bytes,
 )
-from pytest_torchmem.record.owners.autograd_graph import PackHookWatch
 from pytest_torchmem.record.owners.live_objects import SwapWatch, settle_collector
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.patches import Installed, open_ranges
@@ -171,8 +170,6 @@ class Recorder:
 
     def _install(self) -> None:
         self._follow()
-        if not autograd.READS_SAVED:
-            PackHookWatch().install(self._patches)
         swaps = SwapWatch(partial(self._between_sessions, open_ranges.CONVERSION))
         watches = (self._ranges, self._threads, self._functorch, swaps, self._points)
         for watch in (*watches, GlooWatch(), self._imports, ParsingWatch()):
@@ -358,8 +355,7 @@ class Recorder:
 
     def _lose_session(self) -> None:
         if self._profiler is not None:
-            # Before torch 2.8 the other one fails, and ours goes on.
-            self._profiler.is_replaced = profiler.KEEPS_COUNT
+            self._profiler.is_replaced = True
 
     def _cancel_at_exit(self) -> None:
         # Another thread's session cannot be ended from here.

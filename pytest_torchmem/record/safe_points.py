@@ -46,7 +46,6 @@ from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import unheard
 from pytest_torchmem.record.patches.threads import UnknownThreads
 from pytest_torchmem.record.recursion_room import RecursionRoom
-from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ _MOST_ADDRESSES: Final = 4096
 _Addresses = ctypes.c_void_p * _MOST_ADDRESSES
 #: What is in the way of a cut for a moment.
 PASSING: Final = "a call begins there"
-# Python 3.10 has none: there, pending calls are made after the tracer was told of a call.
-_RESUME: Final = opcode.opmap.get("RESUME")
+_RESUME: Final = opcode.opmap["RESUME"]
 _TP_CALL: Final = 50
 _THREAD_TIME: Final = 3
 _CALL_IN_THREAD: Final = 2
@@ -79,8 +77,7 @@ _SOON_S: Final = 0.0001
 class SafePoints:
     """Calls ``reached`` on the main thread when the time given to `after` is over.
 
-    Only Linux has such a timer. It does nothing elsewhere, on other threads than the main one, and
-    with a torch whose profiler cannot go on below a call of C.
+    Only Linux has such a timer. It does nothing elsewhere and on other threads than the main one.
     """
 
     def __init__(self, reached: Callable[[], None]) -> None:
@@ -117,7 +114,6 @@ class SafePoints:
         """Get ready, on the thread that is to run the body."""
         if (
             _timers() is None
-            or not profiler.KEEPS_COUNT
             or threading.current_thread() is not threading.main_thread()
             or not _knows_functions_of_c()
         ):
@@ -385,10 +381,7 @@ def _calls_function_of_c(addresses: Sequence[int], began: Sequence[int]) -> bool
 
 @cache
 def _knows_functions_of_c() -> bool:
-    """Return whether such calls are found: a compiler may have put them into other functions.
-
-    Python 3.10 cannot be asked for them.
-    """
+    """Return whether such calls are found: a compiler may have put them into other functions."""
     began = _addresses()
 
     def found() -> Iterator[bool]:

@@ -8,7 +8,7 @@ import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -187,7 +187,7 @@ def stamped(run: RunReport, folder: Path, rank: Rank) -> RunReport:
     changed = git_output(folder, "status", "--porcelain", "--untracked-files=no") if commit else ""
     return replace(
         run,
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=commit,
         dirty=bool(changed),
         versions=_versions(),

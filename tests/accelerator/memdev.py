@@ -16,18 +16,12 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCE = HERE / "memdev.cpp"
-#: The first release with ``c10::DeviceAllocator``, and so with counters in ``torch.accelerator``.
-FIRST_TORCH = (2, 9)
 
 
 def missing() -> str:
     """Why the device cannot be had here; empty if it can."""
-    import torch
-
     if sys.platform != "linux":
         return "the device is built for Linux only"
-    if tuple(map(int, torch.__version__.split(".")[:2])) < FIRST_TORCH:
-        return "torch has counters for other accelerators from 2.9 on"
     return "" if shutil.which("g++") else "needs g++"
 
 

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 from launching import needs_gloo, run
-from training import BATCH, LAYERS, PARAMETER_BYTES, RANKS, SHARDS_ON_CPU, WIDTH
+from training import BATCH, LAYERS, PARAMETER_BYTES, RANKS, WIDTH
 
 from pytest_torchmem import LimitError, MiB, RankResults, load_ranks
 
 JOB = Path(__file__).with_name("training.py")
 
 pytestmark = needs_gloo
-needs_shards = pytest.mark.skipif(not SHARDS_ON_CPU, reason="FSDP2 of this torch needs a GPU")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +53,6 @@ def test_ddp_holds_all_parameters_and_all_of_the_state(folder):
         assert peak.activation == LAYERS * BATCH * WIDTH * 4
 
 
-@needs_shards
 def test_fsdp_holds_half_of_the_parameters_and_of_the_state(folder):
     for one in job_of(folder, "fsdp"):
         peak = one.result.peak
@@ -62,7 +60,6 @@ def test_fsdp_holds_half_of_the_parameters_and_of_the_state(folder):
         assert peak.optimizer_state == 2 * PARAMETER_BYTES // RANKS + 4 * LAYERS
 
 
-@needs_shards
 def test_the_rank_with_more_work_is_the_largest(folder):
     ranks = job_of(folder, "fsdp")
     assert ranks.of(1).peak.activation == 2 * ranks.of(0).peak.activation

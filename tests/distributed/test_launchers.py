@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from launching import SEES_THREADS, TORCHRUN, needs_gloo, run
-from test_jobs import JOB, job_of, needs_shards
+from test_jobs import JOB, job_of
 from training import RANKS
 
 LAUNCHERS = {"spawn": (), "torchrun": TORCHRUN}
@@ -31,7 +31,6 @@ def test_a_rank_reads_the_same_in_two_jobs(jobs, rank):
     assert (one.peak.total, one.retained) == (other.peak.total, other.retained)
 
 
-@needs_shards
 @pytest.mark.parametrize("rank", range(RANKS))
 def test_a_sharded_rank_reads_the_same_in_two_jobs(jobs, rank):
     one, other = (job_of(place, "fsdp").of(rank) for place in jobs.values())

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from launching import TORCHRUN, needs_gloo, run
-from training import PARAMETER_BYTES, RANKS, SHARDS_ON_CPU
+from training import PARAMETER_BYTES, RANKS
 
 from pytest_torchmem import load_ranks
 from pytest_torchmem.store.run_reports import read_run
 
 pytestmark = needs_gloo
-NAMES = {"test_ddp", "test_fsdp"} if SHARDS_ON_CPU else {"test_ddp"}
+NAMES = {"test_ddp", "test_fsdp"}
 
 TESTS = """
 import os
@@ -22,7 +22,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from training import BATCH, PARAMETER_BYTES, SHARDS_ON_CPU, WIDTH, replicated, sharded
+from training import BATCH, PARAMETER_BYTES, WIDTH, replicated, sharded
 
 from pytest_torchmem import gather_ranks, measure
 
@@ -63,7 +63,6 @@ def test_ddp(torchmem, ddp):
     ranks.check(parameter=PARAMETER_BYTES, spread="64MiB")
 
 
-@pytest.mark.skipif(not SHARDS_ON_CPU, reason="FSDP2 of this torch needs a GPU")
 @pytest.mark.memory_baseline
 @pytest.mark.memory_budget(parameter=PARAMETER_BYTES // 2, device="cpu")
 def test_fsdp(fsdp):
@@ -123,4 +122,4 @@ def test_a_test_that_grows_on_one_rank_fails_there_alone(project):
     assert "torchmem, rank 1 of 2" in grown.stdout
     accepts = f"torchrun --nproc-per-node {RANKS} -m pytest test_job.py::test_ddp"
     assert f"    {accepts} --torchmem-update-baseline\n" in grown.stdout
-    assert f"1 failed, {len(NAMES) - 1} passed" in grown.stdout or not SHARDS_ON_CPU
+    assert f"1 failed, {len(NAMES) - 1} passed" in grown.stdout

@@ -35,10 +35,7 @@ from tests.record import cut_programs
 
 PACKAGE = str(Path(recorder.__file__).parents[1])
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="the timer is Linux's"),
-    pytest.mark.skipif(sys.version_info < (3, 11), reason="cannot be asked for functions of C"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the timer is Linux's")
 
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

@@ -52,7 +52,7 @@ def test_a_session_that_raises_before_it_ends_is_ended_later(monkeypatch):
     def body() -> None:
         assert Recorder.now is not None
         kept.append(torch.ones(1024))
-        raising_once(monkeypatch, profiler, "_threads_of_pools", late=False)
+        raising_once(monkeypatch, profiler, "_without_own_log", late=False)
         with pytest.raises(MemoryError):
             Recorder.now.trace()
         kept.append(torch.ones(2048))

@@ -114,7 +114,7 @@ def build_timeline(
         is_last = np.ones(len(changed_at), np.bool_)
         np.not_equal(changed_at[1:], changed_at[:-1], out=is_last[:-1])
         amounts = np.where(is_free, -sizes[storage], sizes[storage])
-        rows = slice(row, row := row + np.count_nonzero(is_last))
+        rows = slice(row, row := row + int(np.count_nonzero(is_last)))
         ranks[rows] = changed_at[is_last]
         for column in used:
             now = level[column] + np.cumsum(np.where(labels[storage] == column, amounts, 0))

@@ -419,10 +419,7 @@ def find_holding() -> list[torch.Tensor | torch.UntypedStorage]:
 
 
 def _tensors(found: Sequence[object]) -> list[torch.Tensor]:
-    tensors = [tensor for tensor in _of(torch.Tensor, found) if answers(tensor)]
-    for tensor in tensors:
-        memory.hold(tensor)
-    return tensors
+    return [tensor for tensor in _of(torch.Tensor, found) if answers(tensor)]
 
 
 def _of(kind: type[_T], found: Sequence[object]) -> list[_T]:

@@ -67,7 +67,6 @@ _TRANSFORM: Final = (
     "Stops the profiler from keeping what `torch.func` wraps alive: within a transform a function "
     "mode stands in for it."
 )
-_SAVED: Final = "Tells which saved tensors can be read without calling an unpack hook."
 _COMPILED: Final = "Keeps the compiler's own calls out of the recording."
 _RANGE: Final = "Tells which of the program's labels are around an operator."
 _CALLED_IN: Final = "Tells in which module an operator runs."
@@ -92,7 +91,6 @@ PATCHES: Final = (
     Patch(fake_tensors.RESIZE_STORAGE, "Tells that a storage on the CPU has left its place."),
     Patch(autograd.ENGINE, "Tells when a backward pass begins and ends, and what its graph keeps."),
     Patch(autograd.RUN_BACKWARD, "Does so where torch's own function runs the engine."),
-    *(Patch(name, _SAVED, releases="before 2.10") for name in autograd.PACK_HOOKS),
     Patch("torch.autograd.profiler.record_function.__enter__", _RANGE),
     Patch("torch.autograd.profiler.record_function.__exit__", _RANGE),
     Patch(profiler.BEGIN_RANGE, "Keeps a program's own ranges out of the recording."),

@@ -31,17 +31,15 @@ _R = TypeVar("_R")
 
 
 def interpreter_call(name: str, result: Any) -> Any:
-    """Return a function of the interpreter's; None where this release lacks it.
+    """Return a function of the interpreter's.
 
     It gets values of ctypes': to make them of others is a call, which fails deep in a recursion.
     """
-    call = getattr(ctypes.pythonapi, name, None)
-    if call is not None:
-        call.restype = result
+    call = getattr(ctypes.pythonapi, name)
+    call.restype = result
     return call
 
 
-# Python 3.10 lacks the two: nothing is suspended there, which costs time but no truth.
 _enter = interpreter_call("PyThreadState_EnterTracing", None)
 _leave = interpreter_call("PyThreadState_LeaveTracing", None)
 _current = interpreter_call("PyThreadState_Get", ctypes.c_void_p)
@@ -73,7 +71,7 @@ class TracingPause:
         Nor does it where dynamo looks at frames that begin: it would look at none meanwhile, and
         compiled code would run as written.
         """
-        if self._thread_state is None and _enter and _leave and not pauses_halt_dynamo():
+        if self._thread_state is None and not pauses_halt_dynamo():
             # Called here so that it is not first called while suspended.
             self.resume()
             thread_state = ctypes.c_void_p(_current())
@@ -167,9 +165,8 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
         # What `unheard` does, before anything else: all calls from here on would be recorded.
         thread_state = signals = None
         try:
-            if _enter is not None:
-                thread_state = ctypes.c_void_p(_current())
-                _enter(thread_state)
+            thread_state = ctypes.c_void_p(_current())
+            _enter(thread_state)
         except BaseException as error:
             _leave_after(error, thread_state)
             raise
@@ -186,8 +183,7 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
                     set_frame_callback(traced_by)
         finally:
             try:
-                if thread_state is not None:
-                    _leave(thread_state)
+                _leave(thread_state)
             finally:
                 if signals is not None and signals.came:
                     signals.handle()
@@ -200,8 +196,6 @@ def unheard(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     A signal's handler may raise after any call; the suspension ends all the same.
     """
-    if _enter is None:
-        return function
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:

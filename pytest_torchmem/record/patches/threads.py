@@ -379,7 +379,6 @@ def _read_task(file: Path) -> bytes:
         return b""
 
 
-# Torch 2.6 gives the threads no name yet.
 _NAME: Final = b"pt_gloo_runloop"
 # A thread may have work of another collective: nobody waits longer than this for it.
 _AT_MOST_S: Final = 2.0

@@ -10,19 +10,16 @@ import torch
 from pytest_torchmem.record.torch_api import Checked
 
 CHECKED: Final[Checked] = {
-    "torch._C._cuda_clearCublasWorkspaces": ("2.6.0", "2.15.0"),
-    "torch._C._cuda_isHistoryEnabled": ("2.6.0", "2.15.0"),
-    "torch.cuda.memory._record_memory_history": ("2.6.0", "2.15.0"),
-    "torch.cuda.memory._snapshot": ("2.6.0", "2.15.0"),
+    "torch._C._cuda_clearCublasWorkspaces": ("2.10.0", "2.15.0"),
+    "torch._C._cuda_isHistoryEnabled": ("2.10.0", "2.15.0"),
+    "torch.cuda.memory._record_memory_history": ("2.10.0", "2.15.0"),
+    "torch.cuda.memory._snapshot": ("2.10.0", "2.15.0"),
 }
 
 
 def accelerator_counts(device_type: str) -> bool:
     """Return whether ``torch.accelerator`` stands for this kind of device and counts its memory."""
-    accelerator: Any = getattr(torch, "accelerator", None)
-    if not hasattr(accelerator, "memory_stats"):  # torch before 2.9
-        return False
-    current = accelerator.current_accelerator()
+    current = torch.accelerator.current_accelerator()
     return current is not None and current.type == device_type
 
 

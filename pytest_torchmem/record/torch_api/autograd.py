@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,34 +14,31 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_torchmem.record.torch_api import Checked, profiler
 
 CHECKED: Final[Checked] = {
-    "torch.Tensor._backward_hooks": ("2.6.0", "2.15.0"),
-    "torch.Tensor._post_accumulate_grad_hooks": ("2.6.0", "2.15.0"),
-    "torch._C._autograd.SavedTensor": ("2.6.0", "2.15.0"),
-    "torch._C._autograd._get_current_graph_task_keep_graph": ("2.6.0", "2.15.0"),
-    "torch._C._autograd._get_sequence_nr": ("2.6.0", "2.15.0"),
-    "torch._C._autograd._pop_saved_tensors_default_hooks": ("2.6.0", "2.15.0"),
-    "torch._C._autograd._push_saved_tensors_default_hooks": ("2.6.0", "2.15.0"),
-    "torch._C._current_autograd_node": ("2.6.0", "2.15.0"),
-    "torch._C._current_graph_task_id": ("2.6.0", "2.15.0"),
-    "torch._C._vmapmode_decrement_nesting": ("2.6.0", "2.15.0"),
-    "torch._C._vmapmode_increment_nesting": ("2.6.0", "2.15.0"),
-    "torch._C._functorch.get_unwrapped": ("2.6.0", "2.15.0"),
-    "torch._C._functorch.is_functorch_wrapped_tensor": ("2.6.0", "2.15.0"),
-    "torch._C._functorch.peek_interpreter_stack": ("2.6.0", "2.15.0"),
-    "torch._functorch.eager_transforms._func_decrement_nesting": ("2.6.0", "2.15.0"),
-    "torch._functorch.eager_transforms._func_increment_nesting": ("2.6.0", "2.15.0"),
-    "torch._functorch.eager_transforms._grad_decrement_nesting": ("2.6.0", "2.15.0"),
-    "torch._functorch.eager_transforms._grad_increment_nesting": ("2.6.0", "2.15.0"),
-    "torch._functorch.eager_transforms._jvp_decrement_nesting": ("2.6.0", "2.15.0"),
-    "torch._functorch.eager_transforms._jvp_increment_nesting": ("2.6.0", "2.15.0"),
-    "torch._functorch.vmap._vmap_decrement_nesting": ("2.6.0", "2.15.0"),
-    "torch._functorch.vmap._vmap_increment_nesting": ("2.6.0", "2.15.0"),
-    "torch.autograd.Variable._execution_engine": ("2.6.0", "2.15.0"),
-    "torch.autograd._engine_run_backward": ("2.6.0", "2.15.0"),
-    "torch.autograd.graph.Node._raw_saved_*": ("2.6.0", "2.15.0"),
-    "torch.autograd.graph.Node._sequence_nr": ("2.6.0", "2.15.0"),
+    "torch.Tensor._backward_hooks": ("2.10.0", "2.15.0"),
+    "torch.Tensor._post_accumulate_grad_hooks": ("2.10.0", "2.15.0"),
+    "torch._C._autograd._get_current_graph_task_keep_graph": ("2.10.0", "2.15.0"),
+    "torch._C._autograd._get_sequence_nr": ("2.10.0", "2.15.0"),
+    "torch._C._current_autograd_node": ("2.10.0", "2.15.0"),
+    "torch._C._current_graph_task_id": ("2.10.0", "2.15.0"),
+    "torch._C._vmapmode_decrement_nesting": ("2.10.0", "2.15.0"),
+    "torch._C._vmapmode_increment_nesting": ("2.10.0", "2.15.0"),
+    "torch._C._functorch.get_unwrapped": ("2.10.0", "2.15.0"),
+    "torch._C._functorch.is_functorch_wrapped_tensor": ("2.10.0", "2.15.0"),
+    "torch._C._functorch.peek_interpreter_stack": ("2.10.0", "2.15.0"),
+    "torch._functorch.eager_transforms._func_decrement_nesting": ("2.10.0", "2.15.0"),
+    "torch._functorch.eager_transforms._func_increment_nesting": ("2.10.0", "2.15.0"),
+    "torch._functorch.eager_transforms._grad_decrement_nesting": ("2.10.0", "2.15.0"),
+    "torch._functorch.eager_transforms._grad_increment_nesting": ("2.10.0", "2.15.0"),
+    "torch._functorch.eager_transforms._jvp_decrement_nesting": ("2.10.0", "2.15.0"),
+    "torch._functorch.eager_transforms._jvp_increment_nesting": ("2.10.0", "2.15.0"),
+    "torch._functorch.vmap._vmap_decrement_nesting": ("2.10.0", "2.15.0"),
+    "torch._functorch.vmap._vmap_increment_nesting": ("2.10.0", "2.15.0"),
+    "torch.autograd.Variable._execution_engine": ("2.10.0", "2.15.0"),
+    "torch.autograd._engine_run_backward": ("2.10.0", "2.15.0"),
+    "torch.autograd.graph.Node._raw_saved_*": ("2.10.0", "2.15.0"),
+    "torch.autograd.graph.Node._sequence_nr": ("2.10.0", "2.15.0"),
     "torch.autograd.graph.Node._set_sequence_nr": ("2.13.0", "2.13.0"),
-    "torch.utils._python_dispatch._disable_current_modes": ("2.6.0", "2.15.0"),
+    "torch.utils._python_dispatch._disable_current_modes": ("2.10.0", "2.15.0"),
 }
 
 #: Whether a tensor stands for another one within a ``torch.func`` transform.
@@ -135,11 +132,6 @@ SAVE_ON_CPU: Final = "torch.autograd.graph.save_on_cpu.__init__"
 ENGINE: Final = "torch.autograd.Variable._execution_engine"
 #: Torch itself calls it with this function.
 RUN_BACKWARD: Final = "torch.autograd._engine_run_backward"
-#: The functions that put hooks for saved tensors in force and end that.
-PACK_HOOKS: Final = (
-    "torch._C._autograd._push_saved_tensors_default_hooks",
-    "torch._C._autograd._pop_saved_tensors_default_hooks",
-)
 
 
 def engine() -> Any:
@@ -195,15 +187,6 @@ def has_threads() -> bool:
 def in_backward() -> bool:
     """Return whether the calling thread is inside the autograd engine."""
     return bool(torch._C._current_graph_task_id() >= 0)
-
-
-#: Whether what a node saved can be looked at without unpacking it. Since 2.10.
-READS_SAVED: bool = hasattr(torch._C._autograd.SavedTensor, "data")
-
-
-def unpacking_unseen() -> AbstractContextManager[object]:
-    """No mode of the program is told of what is unpacked meanwhile."""
-    return nullcontext() if READS_SAVED else _disable_current_modes()
 
 
 def hooks_its_gradient(leaf: torch.Tensor) -> bool:
@@ -265,9 +248,3 @@ def leave_numbers(count: int) -> None:
 def raw_names(kind: type[object]) -> list[str]:
     """The attributes of a class of nodes that hold what a node has saved, as it was saved."""
     return [name for name in dir(kind) if name.startswith("_raw_saved_")]
-
-
-def unpacked_name(kind: type[object], raw_name: str) -> str:
-    """The attribute that unpacks what another one holds as it was saved."""
-    name = raw_name.removeprefix("_raw")
-    return name if hasattr(kind, name) else name.removeprefix("_")

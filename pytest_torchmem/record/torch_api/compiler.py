@@ -18,25 +18,24 @@ import torch
 from pytest_torchmem.record.torch_api import Checked
 
 CHECKED: Final[Checked] = {
-    "torch._C._TorchDispatchModeKey.PROXY": ("2.6.0", "2.13.0"),
-    "torch._C._get_dispatch_mode": ("2.6.0", "2.13.0"),
+    "torch._C._TorchDispatchModeKey.PROXY": ("2.10.0", "2.13.0"),
+    "torch._C._get_dispatch_mode": ("2.10.0", "2.13.0"),
     "torch._C._dynamo.eval_frame._FrameAction": ("2.13.0", "2.13.0"),
     "torch._C._dynamo.eval_frame._FrameExecStrategy": ("2.13.0", "2.13.0"),
     "torch._C._dynamo.eval_frame.set_code_exec_strategy": ("2.13.0", "2.13.0"),
     "torch._C._dynamo.eval_frame.set_eval_frame": ("2.13.0", "2.13.0"),
-    "torch._C._dynamo.eval_frame.skip_code": ("2.6.0", "2.6.0"),
-    "torch._dynamo": ("2.6.0", "2.15.0"),
-    "torch._dynamo.backends.registry._lazy_import": ("2.6.0", "2.15.0"),
-    "torch._dynamo.callback": ("2.6.0", "2.15.0"),
-    "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__": ("2.6.0", "2.15.0"),
-    "torch._dynamo.eval_frame._TorchDynamoContext.__call__": ("2.6.0", "2.15.0"),
-    "torch._dynamo.eval_frame._callback_from_stance": ("2.6.0", "2.15.0"),
+    "torch._dynamo": ("2.10.0", "2.15.0"),
+    "torch._dynamo.backends.registry._lazy_import": ("2.10.0", "2.15.0"),
+    "torch._dynamo.callback": ("2.10.0", "2.15.0"),
+    "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__": ("2.10.0", "2.15.0"),
+    "torch._dynamo.eval_frame._TorchDynamoContext.__call__": ("2.10.0", "2.15.0"),
+    "torch._dynamo.eval_frame._callback_from_stance": ("2.10.0", "2.15.0"),
     "torch._dynamo.eval_frame._maybe_set_eval_frame": ("2.13.0", "2.13.0"),
-    "torch._dynamo.eval_frame._stance": ("2.6.0", "2.15.0"),
+    "torch._dynamo.eval_frame._stance": ("2.10.0", "2.15.0"),
     "torch._dynamo.eval_frame.set_eval_frame": ("2.13.0", "2.13.0"),
     "torch._guards.CompileContext.try_get": ("2.13.0", "2.13.0"),
-    "torch._inductor": ("2.6.0", "2.15.0"),
-    "torch._inductor.codecache": ("2.6.0", "2.15.0"),
+    "torch._inductor": ("2.10.0", "2.15.0"),
+    "torch._inductor.codecache": ("2.10.0", "2.15.0"),
     "torch._inductor.output_code.CompiledFxGraph.__call__": ("2.13.0", "2.13.0"),
     "torch.jit._recursive.create_script_module": ("2.13.0", "2.13.0"),
     "torch.jit._script.get_jit_def": ("2.13.0", "2.13.0"),
@@ -157,7 +156,7 @@ def has_graphs() -> bool:
 
 
 def setters() -> list[str]:
-    """Return the setters that this release has; torch 2.6 goes through the second alone."""
+    """Return the setters that this release has."""
     module = sys.modules["torch._dynamo.eval_frame"]
     return [name for name in SETTERS if hasattr(module, name.rpartition(".")[2])]
 
@@ -186,12 +185,9 @@ def pauses_halt_dynamo() -> bool:
 
 def never_trace(code: CodeType) -> None:
     """Keep dynamo from tracing frames of ``code``; it goes on to trace what they call."""
-    set_strategy = getattr(_eval_frame, "set_code_exec_strategy", None)
-    if set_strategy is None:  # before 2.7
-        _eval_frame.skip_code(code)
-    else:
-        action = _eval_frame._FrameAction
-        set_strategy(code, _eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    action = _eval_frame._FrameAction
+    strategy = _eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT)
+    _eval_frame.set_code_exec_strategy(code, strategy)
 
 
 def untraced(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -19,15 +19,15 @@ import torch.distributed as dist
 from pytest_torchmem.record.torch_api import Checked
 
 CHECKED: Final[Checked] = {
-    "torch.distributed.rendezvous._rendezvous_handlers": ("2.6.0", "2.15.0"),
-    "torch.distributed.distributed_c10d.ProcessGroupGloo": ("2.6.0", "2.15.0"),
+    "torch.distributed.rendezvous._rendezvous_handlers": ("2.10.0", "2.15.0"),
+    "torch.distributed.distributed_c10d.ProcessGroupGloo": ("2.10.0", "2.15.0"),
     "torch.distributed.distributed_c10d._new_process_group_helper": ("2.13.0", "2.15.0"),
     "torch.distributed.distributed_c10d._tensor_to_object": ("2.13.0", "2.15.0"),
-    "torch.distributed.optim.zero_redundancy_optimizer._broadcast_object": ("2.6.0", "2.15.0"),
-    "torch.distributed.fsdp._optim_utils._convert_state_with_orig_params": ("2.6.0", "2.13.0"),
-    "torch._C._distributed_c10d.FakeProcessGroup": ("2.6.0", "2.15.0"),
+    "torch.distributed.optim.zero_redundancy_optimizer._broadcast_object": ("2.10.0", "2.15.0"),
+    "torch.distributed.fsdp._optim_utils._convert_state_with_orig_params": ("2.10.0", "2.13.0"),
+    "torch._C._distributed_c10d.FakeProcessGroup": ("2.10.0", "2.15.0"),
     "torch._C._distributed_c10d.FakeProcessGroup._create_internal": ("2.11.0", "2.15.0"),
-    "torch._C._distributed_c10d.Backend._set_sequence_number_for_group": ("2.6.0", "2.15.0"),
+    "torch._C._distributed_c10d.Backend._set_sequence_number_for_group": ("2.10.0", "2.15.0"),
 }
 
 #: Makes the store of a rank of so many; yields it with both numbers.
@@ -81,8 +81,7 @@ def make_gloo_without_partners() -> None:
 
     class ProcessGroupGloo(real, metaclass=Kind):  # type: ignore[misc]  # its options stay
         def __new__(cls, store: object, rank: int, size: int, *_: object, **__: object) -> Any:
-            # In 2.6 the class itself is called.
-            return getattr(fake, "_create_internal", fake)(rank, size)
+            return fake._create_internal(rank, size)
 
     @_in_place_of(groups, "monitored_barrier")
     def for_real_groups(wait: Any, group: Any = None, *arguments: Any, **named: Any) -> None:

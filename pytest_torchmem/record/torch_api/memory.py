@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -12,12 +11,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from pytest_torchmem.record.torch_api import Checked, dispatcher
 
 CHECKED: Final[Checked] = {
-    "torch._C.TensorBase._fix_weakref": ("2.6.0", "2.15.0"),
-    "torch._subclasses.fake_tensor.FakeTensor": ("2.6.0", "2.15.0"),
-    "torch.Tensor._indices": ("2.6.0", "2.15.0"),
-    "torch.Tensor._values": ("2.6.0", "2.15.0"),
-    "torch.UntypedStorage._cdata": ("2.6.0", "2.15.0"),
-    "torch.utils._python_dispatch.is_traceable_wrapper_subclass": ("2.6.0", "2.15.0"),
+    "torch._subclasses.fake_tensor.FakeTensor": ("2.10.0", "2.15.0"),
+    "torch.Tensor._indices": ("2.10.0", "2.15.0"),
+    "torch.Tensor._values": ("2.10.0", "2.15.0"),
+    "torch.UntypedStorage._cdata": ("2.10.0", "2.15.0"),
+    "torch.utils._python_dispatch.is_traceable_wrapper_subclass": ("2.10.0", "2.15.0"),
 }
 
 # The public accessors of the first refuse a tensor with duplicate indices, as most gradients are.
@@ -30,16 +28,10 @@ _SPARSE: Final[dict[torch.layout, tuple[str, ...]]] = {
 }
 
 
-#: Lets Python own a tensor that the collector or a weak reference gave. Where only C++ held on to
-#: it, releases before 2.10 could free it while Python refers to it.
-hold: Final[Callable[[torch.Tensor], None]] = cast(Any, torch._C.TensorBase)._fix_weakref
-
-#: What holds memory and may be asked of the collector. Before 2.10 that has storages, too, whose
-#: memory C++ has freed already: to look at one ends the process.
-HOLDING: tuple[type[torch.Tensor] | type[torch.UntypedStorage], ...] = (
-    (torch.Tensor, torch.UntypedStorage)
-    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
-    else (torch.Tensor,)
+#: What holds memory and may be asked of the collector.
+HOLDING: Final[tuple[type[torch.Tensor] | type[torch.UntypedStorage], ...]] = (
+    torch.Tensor,
+    torch.UntypedStorage,
 )
 
 

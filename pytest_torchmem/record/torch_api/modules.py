@@ -11,13 +11,13 @@ from torch.optim import optimizer as _optimizer
 from pytest_torchmem.record.torch_api import Checked
 
 CHECKED: Final[Checked] = {
-    "torch.nn.Module._apply": ("2.6.0", "2.15.0"),
-    "torch.nn.Module._buffers": ("2.6.0", "2.15.0"),
-    "torch.nn.Module._modules": ("2.6.0", "2.15.0"),
-    "torch.nn.Module._parameters": ("2.6.0", "2.15.0"),
-    "torch.optim.optimizer._foreach_supported_types": ("2.6.0", "2.15.0"),
-    "torch.optim.optimizer._get_foreach_kernels_supported_devices": ("2.6.0", "2.15.0"),
-    "torch.optim.swa_utils._get_foreach_kernels_supported_devices": ("2.6.0", "2.15.0"),
+    "torch.nn.Module._apply": ("2.10.0", "2.15.0"),
+    "torch.nn.Module._buffers": ("2.10.0", "2.15.0"),
+    "torch.nn.Module._modules": ("2.10.0", "2.15.0"),
+    "torch.nn.Module._parameters": ("2.10.0", "2.15.0"),
+    "torch.optim.optimizer._foreach_supported_types": ("2.10.0", "2.15.0"),
+    "torch.optim.optimizer._get_foreach_kernels_supported_devices": ("2.10.0", "2.15.0"),
+    "torch.optim.swa_utils._get_foreach_kernels_supported_devices": ("2.10.0", "2.15.0"),
 }
 
 #: Gives each tensor of a module's its place on another device, or another type.

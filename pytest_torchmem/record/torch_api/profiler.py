@@ -36,36 +36,34 @@ from torch._C._profiler import (
     _RecordFunctionFast,
     _TensorMetadata,
 )
-from torch.torch_version import TorchVersion
 
 from pytest_torchmem.record.torch_api import Checked
 from pytest_torchmem.values.errors import RecordingError
 
 CHECKED: Final[Checked] = {
-    "concurrent.futures.thread._threads_queues": ("2.6.0", "2.13.0"),
-    "torch._C._autograd._KinetoEvent": ("2.6.0", "2.15.0"),
-    "torch._C._autograd._ProfilerResult": ("2.6.0", "2.15.0"),
-    "torch._C._autograd._disable_profiler": ("2.6.0", "2.15.0"),
-    "torch._C._autograd._disable_profiler_legacy": ("2.6.0", "2.15.0"),
-    "torch._C._autograd._enable_profiler": ("2.6.0", "2.15.0"),
-    "torch._C._autograd._enable_profiler_legacy": ("2.6.0", "2.15.0"),
-    "torch._C._autograd._enable_record_function": ("2.6.0", "2.15.0"),
-    "torch._C._autograd._prepare_profiler": ("2.6.0", "2.15.0"),
-    "torch._C._autograd._profiler_enabled": ("2.6.0", "2.15.0"),
-    "torch.autograd.profiler._prepare_profiler": ("2.6.0", "2.15.0"),
-    "torch.autograd.profiler._is_profiler_enabled": ("2.8.0", "2.13.0"),
+    "torch._C._autograd._KinetoEvent": ("2.10.0", "2.15.0"),
+    "torch._C._autograd._ProfilerResult": ("2.10.0", "2.15.0"),
+    "torch._C._autograd._disable_profiler": ("2.10.0", "2.15.0"),
+    "torch._C._autograd._disable_profiler_legacy": ("2.10.0", "2.15.0"),
+    "torch._C._autograd._enable_profiler": ("2.10.0", "2.15.0"),
+    "torch._C._autograd._enable_profiler_legacy": ("2.10.0", "2.15.0"),
+    "torch._C._autograd._enable_record_function": ("2.10.0", "2.15.0"),
+    "torch._C._autograd._prepare_profiler": ("2.10.0", "2.15.0"),
+    "torch._C._autograd._profiler_enabled": ("2.10.0", "2.15.0"),
+    "torch.autograd.profiler._prepare_profiler": ("2.10.0", "2.15.0"),
+    "torch.autograd.profiler._is_profiler_enabled": ("2.10.0", "2.13.0"),
     "torch.autograd.profiler.profile._stats": ("2.13.0", "2.13.0"),
-    "torch._C._profiler._ExperimentalConfig": ("2.6.0", "2.15.0"),
-    "torch._C._profiler._ExtraFields_Allocation": ("2.6.0", "2.15.0"),
-    "torch._C._profiler._ExtraFields_OutOfMemory": ("2.6.0", "2.15.0"),
-    "torch._C._profiler._ExtraFields_PyCCall": ("2.6.0", "2.15.0"),
-    "torch._C._profiler._ExtraFields_PyCall": ("2.6.0", "2.15.0"),
-    "torch._C._profiler._ExtraFields_TorchOp": ("2.6.0", "2.15.0"),
-    "torch._C._profiler._NNModuleInfo": ("2.6.0", "2.15.0"),
-    "torch._C._profiler._OptimizerInfo": ("2.6.0", "2.15.0"),
-    "torch._C._profiler._ProfilerEvent": ("2.6.0", "2.15.0"),
-    "torch._C._profiler._RecordFunctionFast": ("2.6.0", "2.15.0"),
-    "torch._C._profiler._TensorMetadata": ("2.6.0", "2.15.0"),
+    "torch._C._profiler._ExperimentalConfig": ("2.10.0", "2.15.0"),
+    "torch._C._profiler._ExtraFields_Allocation": ("2.10.0", "2.15.0"),
+    "torch._C._profiler._ExtraFields_OutOfMemory": ("2.10.0", "2.15.0"),
+    "torch._C._profiler._ExtraFields_PyCCall": ("2.10.0", "2.15.0"),
+    "torch._C._profiler._ExtraFields_PyCall": ("2.10.0", "2.15.0"),
+    "torch._C._profiler._ExtraFields_TorchOp": ("2.10.0", "2.15.0"),
+    "torch._C._profiler._NNModuleInfo": ("2.10.0", "2.15.0"),
+    "torch._C._profiler._OptimizerInfo": ("2.10.0", "2.15.0"),
+    "torch._C._profiler._ProfilerEvent": ("2.10.0", "2.15.0"),
+    "torch._C._profiler._RecordFunctionFast": ("2.10.0", "2.15.0"),
+    "torch._C._profiler._TensorMetadata": ("2.10.0", "2.15.0"),
     "torch._C._profiler.RecordScope": ("2.13.0", "2.13.0"),
 }
 
@@ -102,16 +100,8 @@ def reader(bindings: type[object], name: str) -> Callable[[Any], Any]:
     return getattr(getattr(bindings, name), "fget", None) or attrgetter(name)
 
 
-def _fields_reader() -> Callable[[ProfilerEvent], Any]:
-    # Older releases give the fields only together with a tag that costs more than they do.
-    if hasattr(ProfilerEvent, "extra_fields"):
-        return reader(ProfilerEvent, "extra_fields")
-    typed = reader(ProfilerEvent, "typed")
-    return lambda event: typed(event)[1]
-
-
 #: What an event of the tree has beside name and times, according to its type.
-fields_of: Callable[[ProfilerEvent], Any] = _fields_reader()
+fields_of: Callable[[ProfilerEvent], Any] = reader(ProfilerEvent, "extra_fields")
 
 
 _add_reference = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
@@ -142,16 +132,9 @@ def name_of(event: ProfilerEvent) -> str:
         return f"{place.decode(errors='replace')}: <module>"
 
 
-#: Whether a session may begin and end below a call of C: before 2.8 it loses count of the calls.
-KEEPS_COUNT: Final = TorchVersion(torch.__version__) >= TorchVersion("2.8")
-
-
 def overload_of(event: ProfilerEvent) -> str:
-    """The overload of an operator, such as ``Tensor``; "" where none or where it was not recorded.
-
-    torch 2.6 does not record it.
-    """
-    return str(getattr(event, "overload_name", ""))
+    """The overload of an operator, such as ``Tensor``; "" where it has none."""
+    return str(event.overload_name)
 
 
 def own_cost_ns(front_end: object) -> int:
@@ -352,9 +335,6 @@ class _ProfileFunction:
         if isinstance(self._users, _C_PROFILER):
             # It counts the calls that are open, and would miss that they return.
             self._users.disable()
-        elif self._users is not None and not KEEPS_COUNT:
-            # The tracer would be told that a call of C returns, but not that it began.
-            sys.setprofile(None)
 
     def before_stop(self) -> None:
         now = sys.getprofile()
@@ -458,7 +438,7 @@ class Profiler:
 
     def __init__(self, *, below_torch: bool = False) -> None:
         #: Whether the session records calls of Python.
-        self.has_calls = _paths_are_text() and not _a_pool_was_traced()
+        self.has_calls = _paths_are_text()
         front_end: Any = _FRONT_END(
             use_cpu=True,
             use_kineto=True,
@@ -530,7 +510,6 @@ class Profiler:
         Profiler.over_count += 1
         if self._tracer.__name__ == _TRACER and not is_tracer(profile_function()):
             self.lost_calls = True
-        _traced.update(_threads_of_pools())
         try:
             with _without_own_log():
                 if self.is_replaced:
@@ -592,24 +571,6 @@ def _file_of(module: object) -> str:
 
 def _is_text(path: str) -> bool:
     return path.isascii() or path.encode(errors="replace").decode() == path
-
-
-# The threads of pools that lived as a session ended.
-_traced: Final[WeakSet[threading.Thread]] = WeakSet()
-
-
-def _threads_of_pools() -> set[threading.Thread]:
-    pools: Any = sys.modules.get("concurrent.futures.thread")
-    return {thread for thread in pools._threads_queues if thread.is_alive()} if pools else set()
-
-
-def _a_pool_was_traced() -> bool:
-    """Return whether a thread of a pool waits in a call of C that an earlier session saw begin.
-
-    Before torch 2.8 the Python tracer fails when it is told that such a call returns. Without it,
-    no event has a source line or a module.
-    """
-    return not KEEPS_COUNT and not _traced.isdisjoint(_threads_of_pools())
 
 
 # The session has all its events; none of them has a copy.

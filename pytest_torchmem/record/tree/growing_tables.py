@@ -357,8 +357,8 @@ class _NewRows:
 
     def lengthen(self, ends: NDArray[np.int32]) -> None:
         """Have functions of C that were running last as long as what they called."""
-        around = self._stands[list(self.part.ended.around)] if self.part.ended else []
-        for called, calling in pairwise(around):
+        ended = self.part.ended
+        for called, calling in pairwise(self._stands[list(ended.around)] if ended else ()):
             ends[calling] = max(ends[calling], ends[called])
 
     def moved(self, name: str, column: str, stay: NDArray[np.bool_]) -> Column:

@@ -19,7 +19,7 @@ using namespace simulated;
 namespace {
 
 // torch's own copy of a collective: it shares what that one keeps, and neither its results nor its
-// future. Its size is torch's affair; 500 to 700 bytes in releases from 2.6 to 2.15.
+// future. Its size is torch's affair; 500 to 700 bytes in releases from 2.11 to 2.15.
 constexpr size_t kRoom = 16 << 10;
 
 auto& guard = forever<std::mutex>();

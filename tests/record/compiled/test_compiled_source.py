@@ -15,22 +15,14 @@ from torch import nn
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.record.torch_api import autograd, compiler, profiler
+from pytest_torchmem.record.torch_api import compiler
 from pytest_torchmem.record.tree.from_profiler import trace_of
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.contributors import Contributor, Phase
 from tests.measured import profile_of
 
-# A debugging backend: it runs a graph's Python code.
-runs_graphs = pytest.mark.skipif(
-    not autograd.READS_SAVED,
-    reason="before torch 2.10 the profiler sees no calls of a graph's code",
-)
-sees_calls = pytest.mark.skipif(
-    not profiler.KEEPS_COUNT,
-    reason="before torch 2.8 a measured body after one that inductor compiled for has no lines",
-)
-BACKENDS = ["eager", pytest.param("aot_eager", marks=runs_graphs), "inductor"]
+# The second is a debugging backend: it runs a graph's Python code.
+BACKENDS = ["eager", "aot_eager", "inductor"]
 
 
 class Block(nn.Module):
@@ -146,7 +138,6 @@ def test_nothing_is_blamed_on_the_compiler(backend: str) -> None:
             assert not any(own in word for word in words), contributor
 
 
-@runs_graphs
 def test_a_model_compiled_and_dropped_in_the_body_is_known() -> None:
     torch.compiler.reset()
     x = torch.ones(32, 16)
@@ -159,7 +150,6 @@ def test_a_model_compiled_and_dropped_in_the_body_is_known() -> None:
     assert str(product.source) == f"test_compiled_source.py:{line('up')}"
 
 
-@sees_calls
 def test_the_compilers_own_calls_are_not_recorded() -> None:
     torch.compiler.reset()
     trace = profile_of(lambda: torch.compile(Net(), backend="eager")(torch.ones(32, 16))).tree.trace
@@ -167,7 +157,6 @@ def test_the_compilers_own_calls_are_not_recorded() -> None:
     assert not any(text.endswith("torch/_dynamo/symbolic_convert.py") for text in trace.strings)
 
 
-@runs_graphs
 def test_lines_are_right_in_and_after_a_backward_pass_that_compiles() -> None:
     torch.compiler.reset()
     model = torch.compile(Net(), backend="aot_eager")
@@ -189,7 +178,6 @@ def test_lines_are_right_in_and_after_a_backward_pass_that_compiles() -> None:
     }
 
 
-@runs_graphs
 def test_a_saved_trace_needs_no_compiler_to_be_explained(tmp_path: Path) -> None:
     torch.compiler.reset()
     model = torch.compile(Net(), backend="aot_eager")
@@ -199,7 +187,6 @@ def test_a_saved_trace_needs_no_compiler_to_be_explained(tmp_path: Path) -> None
     assert len(profile.tree.trace.compiled_lines)
 
 
-@runs_graphs
 def test_a_finished_profile_of_somebody_else_is_explained_as_well() -> None:
     torch.compiler.reset()
     model = torch.compile(Net(), backend="aot_eager")
@@ -222,7 +209,6 @@ def test_the_compilers_callbacks_are_as_they_were() -> None:
     assert (callbacks.start_callbacks, callbacks.end_callbacks) == before
 
 
-@sees_calls
 def test_uncompiled_code_is_not_looked_at_twice() -> None:
     net = Net()
     profile = profile_of(lambda: step(net, torch.ones(32, 16)))

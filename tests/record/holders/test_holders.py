@@ -24,16 +24,10 @@ from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record.holders import search
 from pytest_torchmem.record.holders.search import NO_TENSOR, Kept, find_holders
 from pytest_torchmem.record.owners.places import storages_of
-from pytest_torchmem.record.torch_api import autograd
 from pytest_torchmem.values.results import Fate
 
 #: Each search looks at all of the heap: as many as prove the point, and not as many as users get.
 SEARCHES = 3
-
-looks_at_saved = pytest.mark.skipif(
-    not autograd.READS_SAVED,
-    reason="before torch 2.10 only a measured body knows what a graph may be asked",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +176,6 @@ def test_parameters_and_gradients_have_the_path_of_their_module(models):
     assert ways(find_holders(gradient)) == ["models.model.0.weight.grad"]
 
 
-@looks_at_saved
 def test_what_only_a_graph_holds_is_found_through_its_root(models):
     x = torch.randn(8, requires_grad=True)
     y = x.exp()
@@ -473,7 +466,6 @@ def test_a_function_that_refers_to_itself_is_a_cycle():
     assert found.by.endswith("left_behind.<locals>.again, its variable 'tensor'")
 
 
-@looks_at_saved
 @pytest.mark.usefixtures("no_collection")
 def test_what_the_graph_of_garbage_holds_is_garbage():
     def left_behind() -> dict[tuple[str, int], int]:

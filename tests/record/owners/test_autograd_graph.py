@@ -10,7 +10,6 @@ import pytest_torchmem
 from pytest_torchmem.record.holders.search import _held_by
 from pytest_torchmem.record.owners.autograd_graph import graph_holdings, nodes_below
 from pytest_torchmem.record.owners.places import places_of, tensors_within
-from pytest_torchmem.record.torch_api import autograd
 
 
 def held_by(*roots: object) -> tuple[list[int], list[int]]:
@@ -19,17 +18,11 @@ def held_by(*roots: object) -> tuple[list[int], list[int]]:
     return [t.data_ptr() for t in holdings.saved], [t.data_ptr() for t in holdings.leaves]
 
 
-reads_saved = pytest.mark.skipif(
-    not autograd.READS_SAVED, reason="before torch 2.10 pack hooks alone tell what is saved"
-)
-
-
 @pytest.fixture
 def x() -> torch.Tensor:
     return torch.ones(8, requires_grad=True)
 
 
-@reads_saved
 def test_a_product_saves_what_the_other_side_needs_and_ends_in_its_leaf(x):
     y = torch.ones(8)
     saved, leaves = held_by((x * y).sum())
@@ -37,7 +30,6 @@ def test_a_product_saves_what_the_other_side_needs_and_ends_in_its_leaf(x):
     assert leaves == [x.data_ptr()]
 
 
-@reads_saved
 def test_a_list_of_saved_tensors_is_held_whole(x):
     parts = [torch.ones(8) for _ in range(3)]
     # index_put keeps its indices as a list.
@@ -55,7 +47,6 @@ def test_a_graph_that_backward_has_freed_holds_its_leaves_alone(x):
     assert held_by(loss) == ([], [x.data_ptr()])
 
 
-@reads_saved
 def test_a_graph_shared_by_several_roots_is_walked_once(x):
     shared = x.exp()
     saved, leaves = held_by(shared.sum(), shared.mean())
@@ -95,7 +86,7 @@ def test_a_packed_tensor_is_looked_at_and_not_unpacked(x):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (t, "packed"), unpack):
         loss = x.exp().sum()
     saved, _ = held_by(loss)
-    assert len(saved) == autograd.READS_SAVED
+    assert len(saved) == 1
     assert not unpacked
 
 
@@ -119,7 +110,6 @@ def test_a_checkpoint_is_not_run_again_because_we_look(x, use_reentrant):
     assert leaves == [x.data_ptr()]
 
 
-@reads_saved
 def test_what_a_custom_function_keeps_on_its_context_counts(x):
     kept = torch.ones(3)
 
@@ -138,7 +128,6 @@ def test_what_a_custom_function_keeps_on_its_context_counts(x):
     assert sorted(saved) == sorted([kept.data_ptr(), x.data_ptr()])
 
 
-@reads_saved
 def test_the_graph_within_a_function_transform_is_read():
     found = []
 

@@ -9,14 +9,9 @@ import pytest
 import torch
 
 from pytest_torchmem import measure
-from pytest_torchmem.record.torch_api import memory
 from pytest_torchmem.values.errors import LimitError
 from tests.measured import measured
 
-pytestmark = pytest.mark.skipif(
-    torch.UntypedStorage not in memory.HOLDING,
-    reason="before torch 2.10 the collector's storages cannot be looked at",
-)
 CACHE: dict[str, object] = {}
 
 

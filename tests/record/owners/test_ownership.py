@@ -25,10 +25,6 @@ from pytest_torchmem.record.tree.growing_tables import StringTable
 from pytest_torchmem.values.trace import CREATE_GRAPH, MarkKind, Ownership
 from tests.measured import measured
 
-reads_saved = pytest.mark.skipif(
-    not autograd.READS_SAVED, reason="before torch 2.10 pack hooks alone tell what is saved"
-)
-
 
 class Watched:
     """A watch at work, and what it has noted."""
@@ -246,7 +242,6 @@ def test_what_lies_where_a_storage_was_that_has_moved_is_noted_again(seen: Watch
     assert _held_since(seen, *before) == {"weight", "bias"}
 
 
-@reads_saved
 def test_a_backward_pass_is_noted_with_what_it_keeps_and_makes(seen: Watched):
     w = torch.ones(4, requires_grad=True)
     x = torch.ones(4)
@@ -271,7 +266,6 @@ def test_an_input_without_a_gradient_is_no_obstacle(seen: Watched):
     assert seen.pointers(Ownership.RETURNED) == {pointer(gradient)}
 
 
-@reads_saved
 def test_a_backward_pass_may_begin_at_an_edge(seen: Watched):
     w = torch.ones(4, requires_grad=True)
     y = w.exp()
@@ -328,7 +322,6 @@ def test_an_optimizers_step_is_noted_with_its_state(seen: Watched):
     assert pointer(w) in seen.pointers(Ownership.PARAMETER)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 cannot suspend a tracer")
 def test_the_profiler_records_no_call_of_what_looks(seen: Watched):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters())

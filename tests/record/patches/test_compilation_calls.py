@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import sys
 from collections.abc import Callable
 from functools import cache
 from types import CodeType, FrameType
@@ -17,7 +16,7 @@ from torch import nn
 
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import CompilationWatch
-from pytest_torchmem.record.torch_api import compiler, profiler
+from pytest_torchmem.record.torch_api import compiler
 from pytest_torchmem.values.results import Result
 from tests.measured import measured
 from tests.record.patches.profiled import profiled
@@ -57,7 +56,6 @@ def compile_and_call() -> None:
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 cannot suspend a tracer")
 def test_no_call_beneath_what_prepares_a_compilation_is_followed() -> None:
     codes = set(map(code_of, compiler.PREPARING))
     compile_and_call()
@@ -94,10 +92,6 @@ def test_what_is_allocated_while_a_compilation_is_prepared_is_counted(prepared: 
     assert prepared.retained.total == prepared.peak.total
 
 
-@pytest.mark.skipif(
-    not profiler.KEEPS_COUNT,
-    reason="before torch 2.8 a measured body after one that inductor compiled for has no lines",
-)
 def test_what_is_allocated_there_has_the_users_line(prepared: Result) -> None:
     files = {cause.source and cause.source.file for cause in prepared.peak.live}
     assert files == {__file__}

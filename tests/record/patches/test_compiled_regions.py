@@ -123,10 +123,8 @@ PROGRAMS: dict[str, Program] = {
     "checkpoint": a_function(lambda m, x: checkpoint(m, x, use_reentrant=False)),
     "gradient": a_function(lambda m, x: torch.autograd.grad(m(x).sum(), m.layers[0].weight)[0]),
     "copy": a_function(lambda m, x: copy.deepcopy(m)(x)),
+    "disabled": a_function(lambda m, x: torch.compiler.disable(m.forward)(x) + 1),
 }
-# torch 2.6 compiles it again each time, measured or not.
-if not torch.__version__.startswith("2.6."):
-    PROGRAMS["disabled"] = a_function(lambda m, x: torch.compiler.disable(m.forward)(x) + 1)
 
 
 @pytest.fixture
@@ -263,6 +261,6 @@ def test_what_a_fused_kernel_alone_reads_is_in_the_footprint(warm: bool) -> None
 
 
 def test_a_release_that_sets_the_callback_in_one_way_only_is_measured(monkeypatch):
-    """As in torch 2.6, whose module has no name for the setter in C++."""
+    """Its module has no name for the setter in C++."""
     monkeypatch.delattr("torch._dynamo.eval_frame.set_eval_frame", raising=False)
     assert measured(lambda: torch.ones(8)).peak.total == 32

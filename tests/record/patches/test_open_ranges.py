@@ -145,7 +145,7 @@ def test_a_range_of_the_programs_leaves_its_own_operators_observed(within: bool)
             return x * 2
 
     called = torch.func.vmap(body) if within else body
-    called(torch.ones(3, 2))  # torch 2.6 composes operators of others at first
+    called(torch.ones(3, 2))
     recorder = Recorder(torch.device("cpu"))
     recorder.start()
     called(torch.ones(3, 2))

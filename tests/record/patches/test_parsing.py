@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from types import FrameType, FunctionType
 
@@ -16,10 +15,7 @@ from pytest_torchmem.record.patches.python_tracing import ParsingWatch
 from tests.measured import measured
 from tests.record.patches.profiled import profiled
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 cannot suspend a tracer"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Scripted(nn.Module):

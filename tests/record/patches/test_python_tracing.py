@@ -31,10 +31,6 @@ from pytest_torchmem.values.contributors import Contributor
 from tests.record.patches.profiled import profiled
 from tests.record.undisturbed.state import hears_calls
 
-pytestmark = pytest.mark.skipif(
-    sys.version_info < (3, 11), reason="Python 3.10 cannot suspend a tracer"
-)
-
 
 def first() -> None: ...
 

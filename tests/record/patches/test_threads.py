@@ -14,7 +14,7 @@ import time
 from _thread import start_new_thread
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
@@ -25,7 +25,6 @@ import torch
 from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record.patches import threads
-from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.errors import RecordingError
 from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.results import Result
@@ -220,11 +219,9 @@ def test_a_thread_that_profiles_itself_loses_the_measurement_and_nothing_else():
         in_thread(profile)
         torch.ones(SIZE)
 
-    # Before torch 2.8 it is the thread's session that fails.
-    lost = pytest.raises(RecordingError, match="another thread of the test body ran")
-    with lost if profiler.KEEPS_COUNT else nullcontext():
+    with pytest.raises(RecordingError, match="another thread of the test body ran"):
         measured(body)
-    assert bool(profiled) == profiler.KEEPS_COUNT
+    assert profiled
     assert measured(lambda: torch.ones(SIZE)).peak.total >= 4 * SIZE
 
 

@@ -468,7 +468,7 @@ def throws_into_a_generator():
         while True:
             try:
                 total = total + (yield total)
-            except ValueError:  # noqa: PERF203
+            except ValueError:
                 total = work(2)
 
     there = accumulates()
@@ -521,7 +521,7 @@ def runs_tasks_side_by_side():
         found = await asyncio.gather(*(part(n) for n in (1, 2, 3)))
         try:
             await asyncio.wait_for(asyncio.sleep(10), 0.01)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             found.append("late")
         return found
 
