@@ -17,10 +17,11 @@ _NAMES = {
     "analysis.storages.explanation": "Explanation StorageClaim",
     "measuring.block": "measure",
     "measuring.body_measurement": "Region",
-    "measuring.estimate": "estimate estimate_graph estimate_pair",
+    "measuring.estimate": "estimate",
     "measuring.events": "read_events",
     "measuring.export": "analyze export_chrome_trace export_memory_snapshot export_memory_timeline "
     "export_stacks",
+    "measuring.graphs": "estimate_graph estimate_pair",
     "measuring.saving": "gather_ranks load_ranks load_results save_results",
     "plugin.item.fixture": "Torchmem",
     "store.snapshots": "load_snapshot",
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.analysis.storages.explanation import Explanation, StorageClaim
     from pytest_torchmem.measuring.block import measure
     from pytest_torchmem.measuring.body_measurement import Region
-    from pytest_torchmem.measuring.estimate import estimate, estimate_graph, estimate_pair
+    from pytest_torchmem.measuring.estimate import estimate
     from pytest_torchmem.measuring.events import read_events
     from pytest_torchmem.measuring.export import (
         analyze,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         export_memory_timeline,
         export_stacks,
     )
+    from pytest_torchmem.measuring.graphs import estimate_graph, estimate_pair
     from pytest_torchmem.measuring.saving import (
         gather_ranks,
         load_ranks,

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_torchmem.simulate import torch_builds
+from pytest_torchmem.values.errors import SimulationError
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 
@@ -29,6 +32,20 @@ def require_the_pinned_torch_on_a_cpu() -> None:
     assert pin is not None
     if torch.__version__.partition("+")[0] != pin[1] or torch.cuda.is_available():
         pytest.skip("failures are shown as the pinned torch has them on the CPU")
+
+
+def needs_simulated_gpu(example: str) -> bool:
+    """Return whether an example runs something in a process with a simulated GPU."""
+    return bool(re.search(r"\bestimate\(", example))
+
+
+def has_simulated_gpu() -> bool:
+    """Return whether torch's CUDA build is there, installed or fetched before."""
+    try:
+        torch_builds.torch_build()
+    except SimulationError:
+        return False
+    return True
 
 
 def apply_change(page: Path, source: Path) -> None:
@@ -70,6 +87,9 @@ print(json.dumps(printed))
 RUN_TESTS = """
 import json, sys
 import pytest
+
+from pytest_torchmem.simulate import torch_builds
+from pytest_torchmem.values.errors import SimulationError
 
 tests, with_baseline = json.loads(sys.argv[1])
 sys.exit(

@@ -79,28 +79,6 @@ def allocator_settings():
     return ""
 
 
-def estimate_of(size, device="cpu"):
-    """An estimate of one operator that makes ``size`` bytes, which its backward uses and frees."""
-    import numpy as np
-
-    from pytest_torchmem.analysis.estimated.estimated_result import Estimate
-    from pytest_torchmem.values.static_graph import (
-        Lifetimes,
-        NodeKind,
-        StaticGraph,
-        StaticNode,
-        StaticRun,
-        StaticStorage,
-    )
-
-    source = Source(__file__, 12, "forward")
-    node = StaticNode("mm", NodeKind.OPERATOR, "aten::mm", "net", source, makes=(0,))
-    back = StaticNode("mm_backward", NodeKind.OPERATOR, phase=Phase.BACKWARD, uses=(0,))
-    graph = StaticGraph((node, back), (StaticStorage(size, device),))
-    lifetimes = Lifetimes(np.array([1]), np.array([4]))
-    return Estimate.of(StaticRun(graph, lifetimes, device))
-
-
 def environment(device_name):
     kind = "cpu" if device_name == "cpu" else "Fake 100"
     return {"device": kind, "capability": "", "torch": "2.99", "allocator": ""}
@@ -206,9 +184,6 @@ class BodyMeasurement:
         self.regions.append(region)
         yield region
         region._stop = len(state["used"])
-
-    def estimate(self, program, *args, **options):
-        return estimate_of(program(*args), options["device"] or "cpu")
 
     def simulate(self, settings="", capacity=None):
         from pytest_torchmem.analysis.caching_allocator import Requests, simulate

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heappush
 from typing import Final
 
 import numpy as np
@@ -23,7 +22,6 @@ from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.values.contributors import Category, Contributor, Source
 from pytest_torchmem.values.picture import (
     Blocks,
-    ModuleShare,
     OperatorUse,
     Picture,
     Span,
@@ -35,8 +33,6 @@ from pytest_torchmem.values.trace import EventKind, MarkKind, summed_by_row
 BLOCKS: Final = 1000
 """How many storages have a block of their own; a screen has no room to tell more apart."""
 
-MODULES: Final = 300
-_CATEGORIES: Final = tuple(Category)
 FRAMES_DEEP: Final = 60
 """A stack keeps its innermost calls; a recursion may be thousands deep."""
 
@@ -149,36 +145,6 @@ def _largest(
     return found
 
 
-def module_shares(
-    lives: StorageLives, peak_row: int, limit: int = MODULES
-) -> tuple[ModuleShare, ...]:
-    """Return what each module holds of each category at ``peak_row``, the largest first.
-
-    The shares add up to the footprint. While there are more than ``limit``, the smallest one that
-    belongs to a module counts for the module around it.
-    """
-    shares: dict[tuple[str, int], int] = defaultdict(int)
-    for who in lives.contributors(lives.are_live(peak_row)):
-        shares[who.module, who.category.column] += who.size_bytes
-    waiting = [(size_bytes, *key) for key, size_bytes in shares.items() if key[0]]
-    heapify(waiting)
-    while len(shares) > limit and waiting:
-        size_bytes, module, column = heappop(waiting)
-        if shares.get((module, column)) != size_bytes:
-            continue  # it has grown since, and waits with what it holds now
-        around = module.rpartition(".")[0]
-        shares[around, column] += shares.pop((module, column))
-        if around:
-            heappush(waiting, (shares[around, column], around, column))
-    found = [
-        ModuleShare(module, _CATEGORIES[column], size_bytes)
-        for (module, column), size_bytes in shares.items()
-        if size_bytes
-    ]
-    found.sort(key=lambda share: (-share.size_bytes, share.module, share.category.column))
-    return tuple(found)
-
-
 MOMENTS: Final = 400
 """About how many moments a picture has; more than a screen has room to tell apart."""
 
@@ -225,7 +191,6 @@ def with_holders(
         tracks=tuple(find_tracks(lives, rows)),
         operators=tuple(_operators(lives, calls, peak_row)),
         spans=tuple(spans),
-        modules=module_shares(lives, peak_row),
         blocks=find_blocks(lives, rows, picture.totals, stack_of),
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from os import PathLike, getpid
 from threading import get_ident
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
@@ -28,7 +28,6 @@ from pytest_torchmem.values.results import Fate, Holder, Peak, Result, Retained
 from pytest_torchmem.values.trace import LOOP, MarkKind
 
 if TYPE_CHECKING:
-    from pytest_torchmem.analysis.estimated.estimated_result import Estimate
     from pytest_torchmem.record.holders.search import Kept
     from pytest_torchmem.record.recorder import Recorder
     from pytest_torchmem.simulate.gaps import Gaps
@@ -274,13 +273,6 @@ class BodyMeasurement(_Stretch):
 
     def _analysed(self) -> MemoryProfile:
         return self.profile_so_far()
-
-    def estimate(self, program: Callable[..., object], *args: object, **options: Any) -> Estimate:
-        """Return what `pytest_torchmem.estimate` does, without a trace of it in the recording."""
-        from pytest_torchmem.measuring.estimate import estimate
-
-        with self.paused():
-            return estimate(program, *args, **options)
 
     def paused(self) -> AbstractContextManager[None]:
         """Leave what happens in the block out of the recording, if one is under way."""

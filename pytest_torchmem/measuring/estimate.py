@@ -1,196 +1,200 @@
-"""Memory without running: what a module, a function or a graph would need. Every number estimated.
+"""A program on a GPU that is not there: it runs in a process of its own, on a simulated GPU.
 
-from pytest_torchmem import estimate
+from pytest_torchmem import GiB, estimate
 
-result = estimate(model, inputs, optimizer=torch.optim.AdamW)
-assert result.peak.total <= 24 * GiB
+result = estimate(train_step, 8, 1024, gpu="H100")
+assert result.peak.total <= 60 * GiB
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+import multiprocessing.spawn
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
-from pytest_torchmem.analysis.estimated.estimated_result import Estimate
-from pytest_torchmem.analysis.estimated.static import (
-    join_pair,
-    lifetimes_by_last_use,
-    made_by_operator,
-)
-from pytest_torchmem.record.devices import named_device
-from pytest_torchmem.record.fake import fx_graphs
-from pytest_torchmem.record.fake.fake_run import Program, record_fake_run
+from pytest_torchmem.simulate.gpus import parse_gpu
+from pytest_torchmem.simulate.process import variables
+from pytest_torchmem.simulate.torch_builds import TorchBuild, require_platform, torch_build
 from pytest_torchmem.values.errors import (
-    DeviceNameError,
     EstimateError,
     MarkerError,
+    SimulationError,
+    TorchmemError,
     is_torchmem_error,
 )
-from pytest_torchmem.values.json_values import Json
-from pytest_torchmem.values.static_graph import StaticGraph, StaticRun
-
-__all__ = ["estimate", "estimate_graph", "estimate_pair"]
+from pytest_torchmem.values.results import Result
 
 __tracebackhide__ = is_torchmem_error
 
+Call: TypeAlias = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
+# True in a process that `estimate` started, while that imports the program.
+_loading: Final = ContextVar("loading", default=False)
+_CHILD: Final = (
+    "from pytest_torchmem.measuring.estimate import answer_call; answer_call({!r}, {!r})"
+)
+_INSTEAD: Final = (
+    "a graph can be estimated on every platform: "
+    "estimate_graph(torch.export.export(model, (batch,)))"
+)
+_WRITTEN_SO: Final = (
+    "it runs in a process of its own: write it as a function at the top level of a file that can "
+    "be imported, give it plain values, and make models and data in it"
+)
+
 
 def estimate(
-    module_or_fn: Callable[..., object],
-    *args: object,
-    backward: bool = True,
-    optimizer: object = None,
-    device: str | None = None,
-    **kwargs: object,
-) -> Estimate:
-    """Return what ``module_or_fn(*args, **kwargs)`` would need, with neither data nor device.
+    program: Callable[..., object], *args: object, gpu: str = "H100", **kwargs: object
+) -> Result:
+    """Return what ``program(*args, **kwargs)`` takes on a GPU, measured on a simulated one.
 
-    The program itself runs, on tensors that have shapes but no memory; modules, optimizers and
-    tensors are left as they were. Inputs and parameters may be real, on ``meta``, or fake.
+    The call runs in a process of its own (Linux), with torch's CUDA build, which is installed or
+    was fetched by ``torchmem simulate --fetch``. Modules and tensors among the arguments are put
+    on the GPU first; those on ``meta`` get memory there alone. What the call returns is dropped.
 
-    Args:
-        backward: Differentiate the output: its ``loss`` if it has one, else the sum of the first
-            tensor with a graph, also where the caller's grad mode is off, which a note then says.
-            The output itself is not kept. With False, the output is held to the end of the window,
-            and the caller's grad mode applies.
-        optimizer: An optimizer, its class, or a function of the parameters that makes one. The
-            estimate is then that of a second training step, with the state in place.
-        device: The device to estimate for (``"cuda"`` works on a machine without one); by default
-            the one that the parameters are on.
+    ``gpu`` is a name such as ``A100-40GB``, or ``capability=9.0,memory=80GiB``. The result's name
+    says that it was simulated, and on which GPU.
 
-    The result's sizes are bytes on that device, `Peak.time_ns` counts operators and ``notes`` say
-    what the estimate rests on. Raises `EstimateError` if the program needs the value of a tensor or
-    calls an operator that has no rule for fake ones, `MarkerError` for an argument without meaning
-    and `DeviceNameError` for such a device. What the program itself raises comes out as it is.
+    Raises `SimulationError` for a GPU that cannot be simulated, here or anywhere, `MarkerError` for
+    what cannot be called, and `EstimateError` for a program that cannot be sent to a process, that
+    ends it, or that uses no memory of the GPU. What the program raises comes out as it is.
     """
-    if fx_graphs.is_program(module_or_fn) and not args and not kwargs:
-        return estimate_graph(module_or_fn, device=device)
-    _require_program(module_or_fn, backward, optimizer)
-    name = _device_name(device)
-    try:
-        run = record_fake_run(Program(module_or_fn, args, kwargs, backward, optimizer), name)
-    except TypeError:
-        _require_arguments(module_or_fn, args, kwargs)
-        raise
-    except EstimateError as error:
-        raise error.with_traceback(None) from None  # through torch; it names the user's own line
-    return _result(run)
-
-
-def estimate_graph(
-    graph: object, device: str | None = None, is_releasable: Callable[[object], bool] | None = None
-) -> Estimate:
-    """Return what a traced graph needs if it is run node by node, each storage released after its
-    last use and the graph's inputs kept by the caller.
-
-    ``is_releasable`` is asked of each node of the graph whether what it makes is released after its
-    last use; without it, everything is but inputs and attributes.
-
-    ``graph`` is a ``torch.fx.Graph``, a ``GraphModule`` or a ``torch.export.ExportedProgram`` whose
-    nodes carry fake tensors. ``device`` defaults to the one that holds most. Raises
-    `EstimateError`.
-    """
-    read, name = fx_graphs.read_graph(graph), _device_name(device)
-    releasable = (
-        made_by_operator if is_releasable is None else fx_graphs.with_fx_nodes(graph, is_releasable)
-    )
-    lifetimes = lifetimes_by_last_use(read, releasable)
-    return _result(StaticRun(read, lifetimes, _device_of([read], name)))
-
-
-def estimate_pair(forward: object, backward: object, device: str | None = None) -> Estimate:
-    """Return what a partitioned forward and its backward graph need, one after the other.
-
-    What the forward saved lives until its last use in the backward; see `estimate_graph` for the
-    rest.
-    """
-    graphs = fx_graphs.read_pair(forward, backward)
-    return _result(join_pair(*graphs, _device_of(graphs, _device_name(device))))
-
-
-def _require_program(program: object, backward: object, optimizer: object) -> None:
-    """Raise `MarkerError` or `EstimateError` for what cannot be called, or trained, for memory."""
     if not callable(program):
-        raise MarkerError(f"estimate needs a module or a function, got {_shown(program)}")
-    if isinstance(program, type) and hasattr(program, "forward"):
-        raise MarkerError(f"estimate needs a module, got its class {program.__name__}")
-    if fx_graphs.is_program(program) and not hasattr(program, "forward"):
-        raise MarkerError("estimate takes no arguments for a graph: its inputs are part of it")
-    called = getattr(program, "forward", program)
-    if (
-        inspect.iscoroutinefunction(called)
-        or inspect.isgeneratorfunction(called)
-        or inspect.isasyncgenfunction(called)
-    ):
-        raise MarkerError(
-            f"estimate needs a function that does its work when it is called; {_shown(program)} "
-            "does it later, as generators and async functions do"
-        )
-    if type(program).__module__.startswith("torch.jit"):
-        raise EstimateError("a scripted module cannot be followed; give the one it was made from")
-    if not isinstance(backward, bool):
-        raise MarkerError(f"estimate, backward: {backward!r} is not True or False")
-    if optimizer is not None and not callable(optimizer) and not hasattr(optimizer, "step"):
-        raise MarkerError(
-            f"estimate, optimizer: {_shown(optimizer)} is not an optimizer; give one, its class, "
-            "or a function of the parameters"
-        )
-
-
-def _require_arguments(
-    program: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, Json]
-) -> None:
-    """Raise `MarkerError` where a program could not be called with arguments at all."""
-    name = getattr(program, "__name__", type(program).__name__)
-    if len(args) == 1 and isinstance(args[0], tuple | list):
-        raise MarkerError(
-            f"estimate was given one {type(args[0]).__name__} for {name}, which cannot work with "
-            "it; give the arguments one by one: estimate(model, x, y)"
+        raise MarkerError(f"estimate needs a module or a function, got {program!r}")
+    if not isinstance(gpu, str):
+        raise MarkerError(f"estimate, gpu: {gpu!r} is not the name of a GPU; write gpu='H100'")
+    if _loading.get():
+        raise EstimateError(
+            "estimate was called while the file of its program was imported; call it below "
+            "`if __name__ == '__main__':`, or in a test"
         )
     try:
-        inspect.signature(getattr(program, "forward", program)).bind(*args, **kwargs)
-    except TypeError as error:
-        raise MarkerError(
-            f"estimate cannot call {name} with these arguments: {error}; it calls "
-            f"{name}(*args, **kwargs) with all that follows the program"
-        ) from None
-    except ValueError:
-        return  # it has no signature
-
-
-def _device_name(device: object) -> str | None:
-    """Return a device as text. Raises `DeviceNameError` and `MarkerError`."""
-    if device is None:
-        return None
-    if not isinstance(device, str) and type(device).__module__ != "torch":
-        raise MarkerError(f"estimate, device: {device!r} is not a device; give text such as 'cuda'")
-    try:
-        return str(named_device(str(device)))
-    except DeviceNameError as error:
+        shown = f"{_name(program)} (simulated {parse_gpu(gpu).name})"
+        call = _pickled(program, args, kwargs)
+        built = _torch_build()
+        added = variables(gpu, built)
+    except SimulationError as error:  # through files of ours; it names what the user wrote
         raise error.with_traceback(None) from None
-
-
-def _shown(value: object) -> str:
-    if value is None or isinstance(value, str | int | float):
-        return repr(value)
-    return str(getattr(value, "__name__", f"a {type(value).__name__}"))
-
-
-def _device_of(graphs: Sequence[StaticGraph], device: str | None) -> str:
-    if device is None:
-        return next(iter(fx_graphs.devices_of(graphs)), "cpu")
-    return device if ":" in device or device == "cpu" else f"{device}:0"
-
-
-def _result(run: StaticRun) -> Estimate:
-    """The run's result; a reading of nothing at all is an error, as no limit could fail on it."""
-    devices = fx_graphs.devices_of([run.graph])
-    if not devices:
+    # The profiler reports on stderr that it has no tracer of kernels; at level 5 nothing.
+    environment = {"KINETO_LOG_LEVEL": "5", **os.environ, **added}
+    with tempfile.TemporaryDirectory(prefix="torchmem-") as folder:
+        question, answer = Path(folder, "question"), Path(folder, "answer")
+        question.write_bytes(pickle.dumps((_like_this_process(built.site, call), call)))
+        started = [sys.executable, "-c", _CHILD.format(str(question), str(answer))]
+        done = subprocess.run(started, env=environment, stdin=subprocess.DEVNULL, check=False)
+        found = pickle.loads(answer.read_bytes()) if answer.exists() else None
+    if isinstance(found, BaseException):
+        raise found
+    if not isinstance(found, Result):
+        raise EstimateError(f"the process of {shown} ended with {_ending(done.returncode)}")
+    if not found.peak.total:
         raise EstimateError(
-            "the program makes and reads no tensor, so there is nothing to estimate; what it works "
-            "on has to be among its arguments, or in its modules"
+            f"{shown} used no memory of the GPU; put its models and data there, or give them as "
+            "arguments"
         )
-    if run.device not in devices:
+    return replace(found, name=shown)
+
+
+def _torch_build() -> TorchBuild:
+    try:
+        require_platform()
+    except SimulationError as error:
+        raise SimulationError(f"{error.sentence}; {_INSTEAD}") from None
+    return torch_build()
+
+
+def _pickled(*call: object) -> bytes:
+    try:
+        return pickle.dumps(call)
+    except Exception as error:  # whatever a class's own way to be pickled raises
         raise EstimateError(
-            f"nothing in the program is on {run.device}; its tensors are on {', '.join(devices)}"
-        )
-    return Estimate.of(run)
+            f"{_name(call[0])} and its arguments cannot be sent to a process "
+            f"({type(error).__name__}: {error}); {_WRITTEN_SO}"
+        ) from None
+
+
+def _like_this_process(site: Path, call: bytes) -> dict[str, object]:
+    """Return what `multiprocessing.spawn.prepare` needs to find the modules that are found here.
+
+    torch's CUDA build comes first. The main module is loaded where the call refers to it.
+    """
+    path = [str(site), *sys.path]
+    data: dict[str, object] = {"sys_path": path, "sys_argv": sys.argv, "dir": str(Path.cwd())}
+    main = sys.modules["__main__"]
+    if b"__main__" in call:
+        if spec := getattr(main, "__spec__", None):
+            data["init_main_from_name"] = spec.name
+        elif file := getattr(main, "__file__", None):
+            data["init_main_from_path"] = str(Path(file).absolute())
+    return data
+
+
+def answer_call(question: str, answer: str) -> None:
+    """Make the call that a file has, and write its `Result` or exception to another file."""
+    try:
+        found: object = _measured(*_loaded(Path(question)))
+    except SystemExit as error:
+        found = EstimateError(f"the program ended its process: SystemExit({error.code!r})")
+    except BaseException as error:
+        found = _portable(error)
+    Path(answer).write_bytes(pickle.dumps(found))
+
+
+def _loaded(question: Path) -> Call:
+    process, call = pickle.loads(question.read_bytes())
+    _loading.set(True)
+    multiprocessing.spawn.prepare(process)
+    try:
+        loaded: Call = pickle.loads(call)
+    except (AttributeError, ImportError) as error:
+        raise EstimateError(
+            f"the program is not found in another process ({error}); {_WRITTEN_SO}"
+        ) from None
+    _loading.set(False)
+    return loaded
+
+
+def _measured(
+    program: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Result:
+    from pytest_torchmem.measuring.block import measure
+    from pytest_torchmem.record.devices import placed_on
+
+    owner = getattr(program, "__self__", program)
+    _, args, kwargs = placed_on("cuda", (owner, args, kwargs))
+    with measure(device="cuda") as block:
+        program(*args, **kwargs)
+    return block.result
+
+
+def _portable(error: BaseException) -> BaseException:
+    """Return an exception that the other process can read; its traceback becomes a note."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    told = "".join(traceback.format_exception(type(error), error, frames))
+    error.__cause__ = error.__context__ = None
+    if not isinstance(error, TorchmemError):
+        error.add_note(f"in a process with a simulated GPU:\n{told}")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever a class's own way to be pickled raises
+        return EstimateError(f"the program raised {told.strip().splitlines()[-1]}\n{told}")
+    return error
+
+
+def _name(program: object) -> str:
+    return str(getattr(program, "__name__", "") or type(program).__name__)
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"the signal {signal.Signals(-code).name}"

@@ -25,7 +25,7 @@ def pytest_torchmem_measured(
     Args:
         config: pytest's configuration.
         nodeid: The test, as in pytest's reports.
-        results: What was measured: the body, whose name is empty, then its regions and estimates.
+        results: What was measured: the body, whose name is empty, then its regions.
         failure: The first line of the failure over memory; empty where there was none.
     """
 

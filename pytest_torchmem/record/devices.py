@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pytest_torchmem.record.torch_api import allocator, autograd, profiler
+from pytest_torchmem.record.torch_api import allocator, autograd, fake_tensors, profiler
 from pytest_torchmem.values.errors import DeviceError, DeviceNameError
 from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.units import KiB, MiB
@@ -90,10 +90,31 @@ def measurable_device(name: str) -> torch.device:
     device = named_device(name)
     if device.type == "meta":
         raise DeviceNameError(
-            f"{name} cannot be measured: its tensors have no memory; measure on cpu, or ask "
-            "torchmem.estimate what the program would need"
+            f"{name} cannot be measured: its tensors have no memory; measure on cpu, or on a "
+            "simulated GPU with --torchmem-simulate=H100"
         )
     return device
+
+
+def placed_on(device: str, values: Any) -> Any:
+    """Return values with the modules and tensors among them on a device.
+
+    Those on ``meta`` get memory there. A tensor stays the same object where that is possible, as an
+    optimizer may know it.
+    """
+
+    def placed(value: object) -> object:
+        if isinstance(value, torch.nn.Module):
+            is_empty = any(t.is_meta for t in (*value.parameters(), *value.buffers()))
+            return value.to_empty(device=device) if is_empty else value.to(device)
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.is_meta:
+            return torch.empty_like(value, device=device, requires_grad=value.requires_grad)
+        value.data = value.data.to(device)
+        return value
+
+    return fake_tensors.map_leaves(placed, values)
 
 
 def _missing(name: str) -> str | None:

@@ -39,6 +39,8 @@ def _environment(device: torch.device) -> dict[str, str]:
             "allocator": "" if is_cpu else _allocator_settings("PYTORCH_ALLOC_CONF"),
             "libraries": _settings(_CPU_LIBRARIES) if is_cpu else "",
         }
+    if not torch.cuda.is_available():  # a result from another machine, or of a simulated GPU
+        return {"device": str(device), "capability": "", "torch": version}
     properties = torch.cuda.get_device_properties(device)
     hip: str | None = torch.version.hip
     return {

@@ -17,19 +17,14 @@ from typing import Final
 
 from pytest_torchmem.store.baseline_rows import (
     COLUMNS,
-    MANY,
     Row,
-    columns_of,
     encode,
     entry_of,
-    is_old,
     name_of_row,
     numbers_of,
-    old_entry,
     origins_path,
     read_origins,
     row_line,
-    rows_of,
     sentence_row,
 )
 from pytest_torchmem.values.baseline import (
@@ -42,6 +37,7 @@ from pytest_torchmem.values.baseline import (
 )
 from pytest_torchmem.values.errors import BaselineError
 from pytest_torchmem.values.json_values import (
+    OTHER_VERSION,
     WRONG,
     Json,
     checked_text,
@@ -49,21 +45,12 @@ from pytest_torchmem.values.json_values import (
     read_text,
     shown,
     told_damage,
-    told_format,
     whole_number,
 )
 from pytest_torchmem.values.units import format_apart
 
 FORMAT: Final = 3
-FORMATS: Final = {
-    1: "0.1.0.dev: entries nested by test, each with total, at_peak, peaks, live, retained, "
-    "retained_live",
-    2: "0.1.0.dev: the same parts as rows, each of which names its entry; runtime and libraries in "
-    "the environment",
-    3: "0.1.0: a sentence and two rows of numbers for each entry; what they were made of is in a "
-    "file beside it",
-}
-"""Every format number ever written, and what it brought."""
+"""A sentence and two rows of numbers for each entry; a file beside it says what these are of."""
 
 _END: Final = ["end"]
 _OPEN: Final = '"entries": ['
@@ -104,25 +91,14 @@ class StoredEntries:
         Raises `BaselineError` when it is damaged or there twice.
         """
         found = self.numbers(key, path)
-        if isinstance(found, BaselineEntry):
-            return Reference.of(found, environment)
         read = lambda: entry_of(key, found, self.origins.get(key, ()))  # noqa: E731
         return Reference(found, read, environment)
 
-    def numbers(self, key: str, path: Path) -> Numbers | BaselineEntry:
-        """Return the numbers of one entry; all of it where it is of an older format.
-
-        Raises `BaselineError` when it is damaged or there twice.
-        """
+    def numbers(self, key: str, path: Path) -> Numbers:
+        """Return the numbers of one entry. Raises `BaselineError` when it is damaged or twice."""
         try:
             rows = _rows(self.lines[key])
-            parts = _parts(key, rows, path)
-            old = old_entry(parts) if "total" in parts else None
-            if old and not parts.keys() & COLUMNS.keys():
-                return old
-            numbers = numbers_of(parts)
-            if old:
-                _check_same(key, Numbers.of(old), numbers, path)
+            numbers = numbers_of(_parts(key, rows, path))
             expected = sentence_row(key, numbers)
             for row in rows:
                 if len(row) == 2 and row != expected:  # people read another thing than is compared
@@ -150,29 +126,16 @@ def _parts(key: str, rows: list[Row], path: Path) -> dict[str, Json]:
     parts: dict[str, Json] = {}
     for row in rows:
         check_row(row)
-        if is_old(row) and row[1] in MANY:
-            parts.setdefault(row[1], []).append(row[2])
-        elif is_old(row) and parts.setdefault(row[1], row[2]) != row[2]:
-            raise _changed_twice(path, key, row[1], parts[row[1]], row[2])
-        elif row[1] in COLUMNS and parts.setdefault(row[1], row[2:]) != row[2:]:
+        if row[1] in COLUMNS and parts.setdefault(row[1], row[2:]) != row[2:]:
             pairs = zip(COLUMNS[row[1]], parts[row[1]], row[2:], strict=False)
             raise _changed_twice(path, key, *next(pair for pair in pairs if pair[1] != pair[2]))
     return parts
 
 
-def _check_same(key: str, one: Numbers, other: Numbers, path: Path) -> None:
-    """Raise `EntryError` where a merge left an entry in two formats and with two numbers."""
-    for kind, columns in COLUMNS.items():
-        here, there = columns_of(one, kind), columns_of(other, kind)
-        for name, *both in zip(columns, here, there, strict=True):
-            if both[0] != both[1]:
-                raise _changed_twice(path, key, name, *both)
-
-
 def check_row(row: object) -> None:
     """Raise `ValueError` for anything that is not a row."""
     if isinstance(row, list) and all(isinstance(text, str) for text in row[:2]):
-        if len(row) == 2 or is_old(row):
+        if len(row) == 2:
             return
         if row[1:2] in [["work"], ["state"]] or (row[1:2] == ["id"] and len(row) == 4):
             return
@@ -180,14 +143,11 @@ def check_row(row: object) -> None:
 
 
 def parse_entries(data: object, origins: Path | None = None) -> StoredEntries:
-    """Return the entries in the parsed JSON of a file of any format.
+    """Return the entries in the parsed JSON of a file.
 
     Raises `ValueError` when that is not what it is; a damaged entry is found when it is asked for.
     """
     entries = data.get("entries") if isinstance(data, dict) else None
-    if isinstance(entries, dict):
-        lines = {k: [row_line(r) for r in rows_of(k, entry)] for k, entry in entries.items()}
-        return StoredEntries(lines, origins)
     if not isinstance(entries, list) or not entries or entries[-1] != _END:
         raise ValueError("it is not a baseline file, or its last lines are missing")
     named: dict[str, list[str]] = {}
@@ -323,14 +283,17 @@ def render(environment: Environment, entries: Mapping[str, list[str]]) -> str:
 
 
 def _check_format(path: Path, data: object) -> None:
-    if not isinstance(data, dict) or not isinstance(data.get("entries"), dict | list):
+    if not isinstance(data, dict) or "entries" not in data:
         raise unreadable(path, "it is not a baseline file")
     if "format" not in data:
         raise unreadable(path, "it does not say its format")
     if type(data["format"]) is not int:
         raise unreadable(path, f"its format is {shown(data['format'])}, and must be a number")
-    if data["format"] not in FORMATS:
-        raise BaselineError(f"the baseline {path} {told_format(data['format'], FORMATS)}")
+    if data["format"] != FORMAT:
+        raise BaselineError(
+            f"the baseline {path} {OTHER_VERSION} (delete it, then run with "
+            "--torchmem-update-baseline)"
+        )
     for kind, columns in COLUMNS.items():
         if data.get(kind, list(columns)) != list(columns):
             raise unreadable(path, f"its head names other columns for {kind!r} than its format has")

@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 from pytest_torchmem.values.baseline import BaselineEntry, Numbers
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor, Phase, Source
-from pytest_torchmem.values.json_values import Json, checked_list, read_text, whole_number
+from pytest_torchmem.values.json_values import Json, read_text, whole_number
 from pytest_torchmem.values.units import format_size
 
 Row: TypeAlias = list[Json]
@@ -132,49 +132,11 @@ def _escaped(text: str) -> str:
     return encode(text)[1:-1].encode("utf-8", "backslashreplace").decode()
 
 
-# Rows of formats 1 and 2, which older versions wrote: read, and never written anew.
-#
-# They may stand in a file of today's format, too, where git merged a branch that had not updated.
-
-SINGLE: Final = ("total", "at_peak", "peaks", "retained")
-MANY: Final = ("live", "retained_live")
-
-
-def is_old(row: Row) -> bool:
-    """True for ``[key, part, value]`` of format 2."""
-    return len(row) == 3 and row[1] in (*SINGLE, *MANY)
-
-
-def rows_of(key: str, entry: object) -> Iterable[Row]:
-    """Yield the rows of an entry in the layout of format 1. Raises `ValueError` for others."""
-    if not isinstance(entry, dict):
-        raise ValueError(f"the entry {key!r} is damaged")
-    for part in SINGLE:
-        if part in entry:
-            yield [key, part, entry[part]]
-    for part in MANY:
-        for value in checked_list(entry.get(part, [])):
-            yield [key, part, value]
-
-
-def old_entry(parts: Mapping[str, Json]) -> BaselineEntry:
-    """Return an entry from the values of its rows. Raises what `BaselineEntry.from_json` does."""
-    entry = BaselineEntry.from_json(parts)
-    if entry.at_peak.total != entry.total:
-        raise ValueError(
-            f"its parts are {entry.at_peak.total} B together, its total is {entry.total} B"
-        )
-    return entry
-
-
 # The contributors to a baseline's numbers: a file beside it, which nobody has to review.
 #
 # A failure names its cause by it. Each line is one entry: its key, the numbers that it explains,
 # and its contributors. A line whose numbers are not those of the baseline explains nothing and is
 # not used. So a file that is missing, damaged or merged costs the names of causes, never a verdict.
-
-ORIGINS_FORMATS: Final = {1: "0.1.0: an entry in each line"}
-"""Every format number ever written, and what it brought."""
 
 _HEAD: Final = '{"format": 1}'
 _WRONG: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)

@@ -238,8 +238,8 @@ class FileChanges:
 def changed_text(path: Path, environment: Environment, changes: FileChanges) -> tuple[str, str]:
     """Return the text of a file as it is now and as it would be. Raises `BaselineError`.
 
-    Entries that ``changes`` does not name stay as they are in the file, and so does their text
-    unless it was of another format. A file without entries has no text.
+    Entries that ``changes`` does not name stay as they are in the file, and so does their text. A
+    file without entries has no text.
     """
     text = baseline_file.text_of(path)
     lines, _ = _changed(path, baseline_file.parse_file(path, text, environment), changes)
@@ -261,14 +261,12 @@ def _changed(
 
 
 def _kept(path: Path, stored: StoredEntries, key: str) -> tuple[list[str], list[str]]:
-    """Return the lines of an entry that stays: in today's format, or as they are if damaged."""
+    """Return the lines of an entry that stays, as we write them, or as they are if damaged."""
     lines, origins = stored.lines[key], stored.origins.get(key, [])
     try:
         found = stored.numbers(key, path)
     except EntryError:
         return lines, origins
-    if isinstance(found, BaselineEntry):
-        return entry_lines(key, Numbers.of(found)), [origin_line(key, found)]
     return entry_lines(key, found), [line for line in origins if explains(line, key, found)][:1]
 
 

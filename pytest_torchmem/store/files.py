@@ -20,8 +20,8 @@ deleted file and whoever makes it anew would hold two locks."""
 PATIENCE_S: Final = 60.0
 """A writer waits so long for another one. Writing takes milliseconds."""
 
-_LITTER: Final = re.compile(r"\..+\.(\d+-[0-9a-f]{8}|lock(\.[0-9a-f]{8})?)")
-"""Names of files that a killed run left: half-written ones, and the locks of earlier versions."""
+_LITTER: Final = re.compile(r"\..+\.\d+-[0-9a-f]{8}")
+"""Names of half-written files, which a killed run left."""
 
 
 @contextlib.contextmanager

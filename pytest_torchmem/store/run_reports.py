@@ -27,8 +27,7 @@ from pytest_torchmem.values.measured import (
 
 KIND: Final = "torchmem-results"
 FORMAT: Final = 1
-FORMATS: Final = {1: "0.1.0: tests with windows, regions, pictures; baseline changes; problems"}
-"""Every format number ever written, and what it brought."""
+"""Tests with windows, regions and pictures; changes of baselines; problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class RunReport(JsonFields):
         """
 
         def place(test: MeasuredTest) -> tuple[int, int, int, str]:
-            before_bytes = test.leading.baseline_bytes if test.leading else 0
+            before_bytes = test.body.baseline_bytes if test.body else 0
             grown_bytes = max(0, test.peak_bytes - before_bytes) if before_bytes else 0
             status = STATUSES.index(test.status)
             return status, -grown_bytes, -test.peak_bytes, test.test
@@ -146,8 +145,8 @@ def parse_run(data: object, name: str) -> RunReport:
         raise ReportError(f"{name} is no results file; `--torchmem-report=x.json` writes one")
     if "format" not in data:
         raise ReportError(f"{name} is damaged: it does not say its format")
-    if data["format"] not in list(FORMATS):
-        raise ReportError(f"{name} {json_values.told_format(data['format'], FORMATS)}")
+    if data["format"] != FORMAT:
+        raise ReportError(f"{name} {json_values.OTHER_VERSION}")
     try:
         return RunReport.from_json(data)
     except WRONG as error:

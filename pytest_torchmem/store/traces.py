@@ -15,48 +15,20 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pytest_torchmem.values import json_values
 from pytest_torchmem.values.errors import TraceError, is_torchmem_error
 from pytest_torchmem.values.json_values import WRONG, Json
 from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import (
-    ALLOCATION,
     COLUMNS,
-    DEVICE_EVENT,
-    EVENT,
     FORMAT,
     KINDS,
     TABLES,
-    TENSOR,
     Trace,
 )
 
 __tracebackhide__ = is_torchmem_error
-
-# The tables that each format does not have.
-_MISSING: Final = {1: ("overloads", "details"), 2: ("details",), 3: (), FORMAT: ()}
-
-
-def _with_wide_ids(dtype: np.dtype[np.void]) -> list[tuple[str, object]]:
-    wide = {"id": "i8", "allocation_id": "i8"}
-    return [(name, wide.get(name, dtype[name])) for name in dtype.names or ()]
-
-
-_FORMAT_3: Final = {
-    **TABLES,
-    # Behind the thread, as it was.
-    "events": np.dtype([*EVENT.descr[:4], ("segment", "i4"), *EVENT.descr[4:]]),
-    "tensors": np.dtype(_with_wide_ids(TENSOR)),
-    "allocations": np.dtype([*_with_wide_ids(ALLOCATION), ("total_reserved", "i8")]),
-}
-_COLUMNS_BEFORE_3: Final = ("kind", "correlation", "start_ns", "end_ns")
-_BEFORE_3: Final = {
-    **_FORMAT_3,
-    "device_events": np.dtype([(name, DEVICE_EVENT[name]) for name in _COLUMNS_BEFORE_3]),
-}
-_LAYOUTS: Final = {1: _BEFORE_3, 2: _BEFORE_3, 3: _FORMAT_3, FORMAT: TABLES}
 
 _HEADER: Final = "header"
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -98,13 +70,11 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
 def _read(archive: zipfile.ZipFile, path: object) -> Trace:
     _check_sizes(archive)
     header = _header(_content(archive, _HEADER, np.dtype("u1")))
-    number = json_values.whole_number(header["format"])
-    if number not in _LAYOUTS:
-        raise TraceError(f"{path} has trace format {header['format']}, this version reads {FORMAT}")
+    if json_values.whole_number(header["format"]) != FORMAT:
+        raise TraceError(f"the trace {path} {json_values.OTHER_VERSION}")
     tables = {
-        name: _as_now(name, np.frombuffer(bytearray(_content(archive, name, dtype)), dtype))
-        for name, dtype in _LAYOUTS[number].items()
-        if name not in _MISSING[number]
+        name: np.frombuffer(bytearray(_content(archive, name, dtype)), dtype)
+        for name, dtype in TABLES.items()
     }
     return Trace(
         **tables,
@@ -158,18 +128,6 @@ def _content(
     if len(shape) != 1 or len(content) != shape[0] * dtype.itemsize:
         raise ValueError(f"the table {name!r} does not have as many rows as it says")
     return content
-
-
-def _as_now(name: str, table: NDArray[np.void]) -> NDArray[np.void]:
-    """Return a table of any format as this one has it; -1 in the columns that it did not have."""
-    if table.dtype == TABLES[name]:
-        return table
-    filled = np.full(len(table), -1, TABLES[name])
-    for column in set(filled.dtype.names or ()).intersection(table.dtype.names or ()):
-        filled[column] = table[column]
-        if (filled[column] != table[column]).any():
-            raise ValueError(f"{column!r} of {name!r} is larger than any id")
-    return filled
 
 
 def _checked_meta(meta: Mapping[str, Json]) -> Mapping[str, Json]:

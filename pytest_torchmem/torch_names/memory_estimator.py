@@ -25,7 +25,12 @@ from pytest_torchmem.analysis.estimated.static import (
     pair_peak_bytes,
 )
 from pytest_torchmem.record.devices import named_device
-from pytest_torchmem.record.fake.fx_graphs import graph_nodes, read_graph, read_pair, with_fx_nodes
+from pytest_torchmem.record.graphs.fx_graphs import (
+    graph_nodes,
+    read_graph,
+    read_pair,
+    with_fx_nodes,
+)
 from pytest_torchmem.values.static_graph import NodeKind, StaticGraph
 
 __all__ = [

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Final, TypeAlias
 
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
-from pytest_torchmem.values.json_values import LATER, JsonFields
+from pytest_torchmem.values.json_values import JsonFields
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart, format_change, format_share, format_size
 
@@ -95,17 +95,16 @@ class BaselineEntry(JsonFields):
         live: The largest contributors, each at its category's own peak, largest first.
         retained: What was still alive at the end, by category.
         retained_live: The largest contributors to it, largest first.
-        at_peak_live: The largest contributors at the moment of the total's peak, largest first;
-            empty for an entry that was stored before there were any.
+        at_peak_live: The largest contributors at the moment of the total's peak, largest first.
     """
 
     total: int
     at_peak: CategoryBytes
     peaks: CategoryBytes
-    live: Sequence[Contributor] = field(default=(), metadata=LATER)
+    live: Sequence[Contributor] = ()
     retained: CategoryBytes = field(default_factory=CategoryBytes)
-    retained_live: Sequence[Contributor] = field(default=(), metadata=LATER)
-    at_peak_live: Sequence[Contributor] = field(default=(), metadata=LATER)
+    retained_live: Sequence[Contributor] = ()
+    at_peak_live: Sequence[Contributor] = ()
 
     @classmethod
     def of(cls, result: Result) -> BaselineEntry:
@@ -280,7 +279,7 @@ a ``rank`` as well: ``"1 of 2"``.
 
 
 def complete(environment: Environment) -> dict[str, str]:
-    """Return an environment with all parts: format 1 had fewer of them."""
+    """Return an environment with all parts; a hook of a project may leave some out."""
     return {key: environment.get(key, "") for key in sorted({*KEYS, *environment})}
 
 

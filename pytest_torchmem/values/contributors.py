@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Final
 
 from pytest_torchmem.values import json_values
-from pytest_torchmem.values.json_values import LATER, OTHERWISE, RARE, Json, JsonFields
+from pytest_torchmem.values.json_values import OTHERWISE, RARE, Json, JsonFields
 
 
 class Category(enum.Enum):
@@ -137,7 +137,7 @@ class Source:
 
 
 # A file of origins leaves out what is empty.
-_UNSAID: Final = {"count": 1, "operator": "", "module": "", "source": None}
+_UNSAID: Final = {"count": 1, "operator": "", "module": "", "source": None, "labels": ()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +166,13 @@ class Contributor(JsonFields):
     module: str
     source: Source | None
     phase: Phase
-    labels: tuple[str, ...] = field(default=(), metadata=LATER)
+    labels: tuple[str, ...] = ()
     order: int = field(default=0, compare=False, metadata=OTHERWISE)
     claimed: str = field(default="", metadata=RARE)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Contributor:
-        """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape.
-
-        Baselines of formats 1 and 2 spelled the source as ``file``, ``function`` and ``line``.
-        """
-        if "file" in data:
-            data = {**data, "source": [data["file"], data["line"], data["function"]]}
+        """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
         return json_values.read_fields(cls, {**_UNSAID, **data})
 
     def holding(self, size_bytes: int, count: int, order: int = 0) -> Contributor:

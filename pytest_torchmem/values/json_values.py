@@ -174,16 +174,6 @@ def shown(value: object) -> str:
     return _SHORT.repr(value)
 
 
-def told_format(found: object, known: Mapping[int, str]) -> str:
-    """Return why a file's format cannot be read: a later version wrote it, or none did."""
-    is_later = type(found) is int and found > max(known)
-    advice = "install a newer one" if is_later else "no version ever wrote it: restore the file"
-    return (
-        f"has format {shown(found)}, and this version of pytest-torchmem reads "
-        f"{', '.join(map(str, known))}; {advice}"
-    )
-
-
 def _no_float(text: str) -> NoReturn:
     raise ValueError(f"{text[: _SHORT.maxlong]} is not a whole number")
 
@@ -216,10 +206,10 @@ _decode: Final = json.JSONDecoder(
 # A dataclass is written as an object of its fields, and read back by their types. A type with a
 # spelling of its own has `to_json` and `from_json`. Metadata of a field say what its type does not:
 
-LATER: Final = {"later": True}
-"""Older files lack the field, and are read with its default."""
+OTHER_VERSION: Final = "was written by another version: record it again"
+"""What is said of a file whose format this version does not write."""
 
-RARE: Final = {**LATER, "rare": True}
+RARE: Final = {"rare": True}
 """The field is written only where it is not empty."""
 
 OTHERWISE: Final = {"written": False}
@@ -239,7 +229,7 @@ class JsonFields:
     def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back."""
         written = {}
-        for name, key, _, write, _, rare in _PLANS[type(self)]:
+        for name, key, _, write, rare in _PLANS[type(self)]:
             value = getattr(self, name)
             if value or not rare:
                 written[key] = value if type(value) in _PLAIN else write(value)
@@ -264,16 +254,16 @@ class JsonRow:
     def from_json(cls: type[Value], row: Json) -> Value:
         """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
         keys = [key for _, key, *_ in _PLANS[cls]]
-        if len(checked_list(row)) > len(keys):
+        if len(checked_list(row)) != len(keys):
             raise ValueError(f"expected {', '.join(keys)}, found {shown(row)}")
-        return read_fields(cls, dict(zip(keys, row, strict=False)))
+        return read_fields(cls, dict(zip(keys, row, strict=True)))
 
 
 def read_fields(kind: type[Value], data: Mapping[str, Json]) -> Value:
     """Return the dataclass whose fields are in an object. Raises one of `WRONG`."""
     found = {}
-    for name, key, read, _, later, _ in _PLANS[kind]:
-        if not later or key in data:
+    for name, key, read, _, rare in _PLANS[kind]:
+        if not rare or key in data:
             found[name] = read(data[key])
     return kind(**found)
 
@@ -294,8 +284,8 @@ def plain(value: Json) -> Json:
 
 
 _Read: TypeAlias = Callable[[Json], Json]
-_Plan: TypeAlias = Sequence[tuple[str, str, _Read, _Read, bool, bool]]
-"""Name, key, reader, writer, and whether it came later and is rare: of each written field."""
+_Plan: TypeAlias = Sequence[tuple[str, str, _Read, _Read, bool]]
+"""Name, key, reader, writer, and whether it is rare: of each written field."""
 
 
 class _Plans(dict[type, _Plan]):
@@ -309,7 +299,6 @@ class _Plans(dict[type, _Plan]):
                 f.metadata.get("key", f.name),
                 f.metadata.get("read") or _reader(hints[f.name]),
                 f.metadata.get("write", plain),
-                f.metadata.get("later", False),
                 f.metadata.get("rare", False),
             )
             for f in fields(kind)

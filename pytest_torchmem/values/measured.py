@@ -11,7 +11,7 @@ from typing import Final
 from pytest_torchmem.values.baseline import TOTAL, BaselineEntry, Change, ChangedNumber
 from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.findings import FindingKind, is_estimated
-from pytest_torchmem.values.json_values import LATER, Json, JsonFields, whole_number
+from pytest_torchmem.values.json_values import Json, JsonFields, whole_number
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Level, Result
 from pytest_torchmem.values.units import format_apart, format_size
@@ -61,18 +61,18 @@ class Window(JsonFields):
     sentences: tuple[str, ...] = ()
     baseline: BaselineEntry | None = None
     picture: Picture | None = None
-    reference: str = field(default="", metadata=LATER)
-    nearest: str = field(default="", metadata=LATER)
-    notice: str = field(default="", metadata=LATER)
-    kinds: tuple[FindingKind, ...] = field(default=(), metadata=LATER)
-    causes: tuple[Contributor, ...] = field(default=(), metadata=LATER)
-    accepted: str = field(default="", metadata=LATER)
-    excused: Mapping[str, int] = field(default_factory=dict, metadata=LATER)
-    changed: ChangedNumber | None = field(default=None, metadata=LATER)
+    reference: str = ""
+    nearest: str = ""
+    notice: str = ""
+    kinds: tuple[FindingKind, ...] = ()
+    causes: tuple[Contributor, ...] = ()
+    accepted: str = ""
+    excused: Mapping[str, int] = field(default_factory=dict)
+    changed: ChangedNumber | None = None
 
     @property
     def told_by(self) -> ChangedNumber:
-        """The number that the change is told by; the peak in files that do not say which."""
+        """The number that the change is told by; the peak where nothing was compared."""
         return self.changed or ChangedNumber(TOTAL, self.baseline_bytes, self.result.peak.total)
 
     @property
@@ -107,8 +107,6 @@ class Window(JsonFields):
             return ""
         if any(kind.is_unread for kind in self.kinds):
             return "limit not judged"
-        if self.sentence and not self.kinds:
-            return "failed"  # written before there were kinds
         total = self.limits.get("total")
         status = f"{self.result.peak.total / total:.0%} of limit" if total else "within limits"
         # A row that is estimated as a whole says so at its peak.
@@ -226,24 +224,13 @@ class MeasuredTest(JsonFields):
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of `leading`; 0 where nothing was measured."""
-        return self.leading.result.peak.total if self.leading else 0
-
-    @property
-    def leading(self) -> Window | None:
-        """The window that a row of a report is about; None where nothing was measured.
-
-        It is the body, or an estimate that failed beside it. A region that failed is a part of the
-        body; an estimate is of something else.
-        """
-        well = self.body is not None and not self.body.sentence
-        failed = (window for window in self.failed_windows if window.result.estimated and well)
-        return next(failed, self.body)
+        """The peak of `body`; 0 where nothing was measured."""
+        return self.body.result.peak.total if self.body else 0
 
     @property
     def standing(self) -> str:
-        """The word for `leading` beside its limits and its baseline; ``""`` without either."""
-        return self.status_of(self.leading) if self.leading else ""
+        """The word for `body` beside its limits and its baseline; ``""`` without either."""
+        return self.status_of(self.body) if self.body else ""
 
     @property
     def body(self) -> Window | None:
@@ -279,7 +266,7 @@ class BaselineChange(JsonFields):
     written: bool = True
     renamed_from: str = ""
     repaired: bool = False
-    changed: ChangedNumber | None = field(default=None, metadata=LATER)
+    changed: ChangedNumber | None = None
 
     @property
     def word(self) -> str:
@@ -288,7 +275,7 @@ class BaselineChange(JsonFields):
 
     @property
     def told_by(self) -> ChangedNumber:
-        """The number that the change is told by; the peak in files that do not say which."""
+        """The number that the change is told by; the peak of an entry that is new or unused."""
         return self.changed or ChangedNumber(TOTAL, self.before_bytes, self.after_bytes)
 
 
@@ -309,8 +296,8 @@ class Rank:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Rank:
-        """Return the rank in a results file; the only one in a file of before there were ranks."""
-        number, count = whole_number(data.get("rank", 0)), whole_number(data.get("rank_count", 1))
+        """Return the rank in a results file."""
+        number, count = whole_number(data["rank"]), whole_number(data["rank_count"])
         if number >= count:
             raise ValueError(f"there is no rank {number} of {count}")
         return cls(number, count)

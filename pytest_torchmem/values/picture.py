@@ -18,7 +18,7 @@ from pytest_torchmem.values.contributors import (
     Contributor,
     Source,
 )
-from pytest_torchmem.values.json_values import LATER, OTHERWISE, SIGNED, Json, JsonFields, JsonRow
+from pytest_torchmem.values.json_values import OTHERWISE, SIGNED, Json, JsonFields, JsonRow
 
 # What JSON has of the series of a timeline: of times the differences, of levels a flat list of
 # (moment, bytes from there on) pairs, because most contributors change at few moments.
@@ -70,7 +70,7 @@ class OperatorUse(JsonRow):
     calls: int
     allocated_bytes: int
     at_peak_bytes: int
-    self_time_ns: int = field(default=0, metadata=LATER)
+    self_time_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +81,6 @@ class Span(JsonRow):
     name: str
     begin_ns: int = field(metadata=SIGNED)
     end_ns: int = field(metadata=SIGNED)
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleShare(JsonRow):
-    """The memory of one category that one module itself, without its parts, holds at the peak.
-
-    Attributes:
-        module: Its path, as in `Contributor.module`; ``""`` for what belongs to none.
-        category: What the bytes are for.
-        size_bytes: How many there are.
-    """
-
-    module: str
-    category: Category
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +222,6 @@ class Picture(JsonFields):
         spans: Named stretches of time.
         running: What ran at the peak, outermost first: labels and operators.
         estimated: True when the numbers were not measured; times then count graph nodes.
-        modules: What each module holds at the peak, the largest first.
         blocks: Storages one by one.
     """
 
@@ -250,15 +234,13 @@ class Picture(JsonFields):
     tracks: tuple[Track, ...] = ()
     operators: tuple[OperatorUse, ...] = ()
     spans: tuple[Span, ...] = ()
-    running: tuple[Span, ...] = field(default=(), metadata=LATER)
+    running: tuple[Span, ...] = ()
     estimated: bool = False
-    modules: tuple[ModuleShare, ...] = field(default=(), metadata=LATER)
     blocks: Blocks = field(
         default_factory=Blocks,
         metadata={
             "write": lambda blocks: blocks.to_json() if blocks.rest else {},
             **_LAST,
-            **LATER,
         },
     )
     _totals: tuple[int, ...] = field(init=False, repr=False, compare=False, metadata=OTHERWISE)

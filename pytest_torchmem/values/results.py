@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pytest_torchmem.values import json_values
 from pytest_torchmem.values.contributors import CategoryBytes, Contributor
-from pytest_torchmem.values.json_values import LATER, SIGNED, Json, JsonFields
+from pytest_torchmem.values.json_values import SIGNED, Json, JsonFields
 from pytest_torchmem.values.units import between
 
 
@@ -142,8 +142,8 @@ class Retained(_PerCategory, JsonFields):
     total: int
     by_category: CategoryBytes
     live: tuple[Contributor, ...] = ()
-    holders: tuple[Holder, ...] = field(default=(), metadata=LATER)
-    freed: int = field(default=0, metadata=LATER)
+    holders: tuple[Holder, ...] = ()
+    freed: int = 0
 
     @property
     def net(self) -> int:
@@ -163,10 +163,10 @@ class Counters(JsonFields):
     allocated: int
     active: int
     reserved: int
-    estimated: bool = field(default=False, metadata=LATER)
-    allocated_before: int = field(default=0, metadata=LATER)
-    active_before: int = field(default=0, metadata=LATER)
-    reserved_before: int = field(default=0, metadata=LATER)
+    estimated: bool = False
+    allocated_before: int = 0
+    active_before: int = 0
+    reserved_before: int = 0
 
     @classmethod
     def of(cls, peaks: Mapping[str, int], before: Mapping[str, int]) -> Counters:
@@ -216,17 +216,17 @@ class Result(JsonFields):
     peak: Peak
     retained: Retained
     steps: tuple[int, ...] = field(default=(), metadata={"read": json_values.checked_numbers})
-    each_step: int = field(default=0, metadata=LATER)
-    grown: tuple[Contributor, ...] = field(default=(), metadata=LATER)
+    each_step: int = 0
+    grown: tuple[Contributor, ...] = ()
     counters: Counters | None = None
     has_backward: bool = True
     unexplained_bytes: int = field(default=0, metadata=SIGNED)
-    others_bytes: int = field(default=0, metadata=LATER)
-    blind_spots: tuple[str, ...] = field(default=(), metadata=LATER)
+    others_bytes: int = 0
+    blind_spots: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    level: Level = field(default=Level.FULL, metadata=LATER)
-    failed_passes: tuple[str, ...] = field(default=(), metadata=LATER)
-    at_most: int | None = field(default=None, metadata=LATER)
+    level: Level = Level.FULL
+    failed_passes: tuple[str, ...] = ()
+    at_most: int | None = None
 
     @property
     def interval(self) -> str:

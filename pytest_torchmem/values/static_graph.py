@@ -1,8 +1,8 @@
 """StaticGraph: what a program would do with memory, known without running it.
 
-The counterpart of a trace: ``record/fake/`` ends in one, `analysis.estimated` starts from one.
-Either it was read off an FX graph, and lifetimes follow from who uses what last, or a run on fake
-tensors recorded it, and lifetimes are those of the eager program. Needs neither torch nor a device.
+The counterpart of a trace: ``record/graphs/`` ends in one, `analysis.estimated` starts from one.
+It was read off an FX graph, and lifetimes follow from who uses what last. Needs neither torch nor a
+device.
 
 Time is counted in rows, so that an allocation and the releases after it stay apart: row 0 is the
 moment before the first operator, operator k (counted from 0) allocates at row 2k+1, and row 2k+2
@@ -25,7 +25,7 @@ from pytest_torchmem.values.trace import summed_by_row
 class NodeKind(enum.Enum):
     """The meaning of a node."""
 
-    INPUT = "input"  # a placeholder, or a storage from before a recorded run
+    INPUT = "input"  # a placeholder
     ATTRIBUTE = "attribute"  # a parameter or constant that the graph holds itself
     OPERATOR = "operator"
     OUTPUT = "output"
@@ -39,21 +39,19 @@ class StaticStorage:
         size_bytes: What was asked for; the hint where the size is symbolic.
         device: ``cpu`` or ``cuda:0``.
         category: As far as the owner is known; UNKNOWN is for the analysis to settle.
-        doubted_bytes: How much larger it is if the values of tensors will have it so.
     """
 
     size_bytes: int
     device: str
     category: Category = Category.UNKNOWN
-    doubted_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StaticNode:
-    """One node: an FX node, or one operator of a run on fake tensors.
+    """One node of an FX graph.
 
     Attributes:
-        name: The node's name in its graph; the operator's name where there is no graph.
+        name: The node's name in its graph.
         operator: In the profiler's style, ``aten::mm``.
         module: Path of the innermost module, not folded; ``""`` when unknown.
         source: The user's line; None when no user frame was seen.
@@ -61,10 +59,6 @@ class StaticNode:
         makes: Indices of storages first seen here.
         uses: Indices of storages its inputs look into; for an input, those it looks into itself.
         writes: Those among ``uses`` that it changes in place.
-        scope: The evaluation of a node of the backward graph that it belongs to; ``""`` outside the
-            backward, and where a traced graph does not say.
-        unknown_bytes: The most that its kernel may hold for itself beside what it makes.
-        unknown_by_values: Values of tensors decide how much of that it holds.
     """
 
     name: str
@@ -76,9 +70,6 @@ class StaticNode:
     makes: tuple[int, ...] = ()
     uses: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
-    scope: str = ""
-    unknown_bytes: int = 0
-    unknown_by_values: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +118,8 @@ class StaticRun:
 
     Attributes:
         device: The device that is reported on.
-        notes: Sentences the reader of the numbers must know.
-        blind_spots: What the figures do not contain, and nobody can bound, in a sentence each.
-        numbers_bytes: The most that the CPU takes for all of Python's numbers in the operations, as
-            that in ``x * 2``: it makes tensors of them, which autograd may keep.
     """
 
     graph: StaticGraph
     lifetimes: Lifetimes
     device: str
-    notes: tuple[str, ...] = ()
-    blind_spots: tuple[str, ...] = ()
-    numbers_bytes: int = 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.sampling import FRAMES_DEEP, StorageLives, find_blocks, module_shares
+from pytest_torchmem.analysis.sampling import FRAMES_DEEP, StorageLives, find_blocks
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
 from pytest_torchmem.values.picture import Blocks
@@ -109,29 +109,6 @@ def test_many_storages_become_a_picture_of_bounded_size(count):
     assert found.count == count
 
 
-def test_modules_add_up_to_the_footprint_at_the_peak():
-    groups = [
-        (who("model.head"), np.array([0, 1])),
-        (who("model", Category.INPUT), np.array([2])),
-        (who(""), np.array([3])),
-    ]
-    lives = lives_of([(0, 9, 1), (0, 5, 2), (0, 9, 4), (5, 9, 8)], groups)
-    found = [(m.module, m.category, m.size_bytes) for m in module_shares(lives, 5)]
-    assert found == [
-        ("", Category.ACTIVATION, 8),
-        ("model", Category.INPUT, 4),
-        ("model.head", Category.ACTIVATION, 1),
-    ]
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(1, 40))
-def test_small_modules_count_for_those_around_them(sizes, limit):
-    groups = [(who(f"a.m{n % 7}.x{n}"), np.array([n])) for n in range(len(sizes))]
-    found = module_shares(lives_of([(0, 9, size) for size in sizes], groups), 3, limit)
-    assert len(found) <= limit
-    assert sum(share.size_bytes for share in found) == sum(sizes)
-
-
 def test_a_recorded_block_has_its_calls_from_the_user_s_outermost_function_on():
     import torch
 
@@ -155,14 +132,3 @@ def test_a_recorded_block_has_its_calls_from_the_user_s_outermost_function_on():
     assert not calls[-1].file.startswith(("<", *libraries))
     assert neg.size_bytes == 4000
     del kept
-
-
-def test_an_estimate_has_blocks_without_calls():
-    import torch
-
-    from pytest_torchmem import estimate
-
-    picture = estimate(torch.nn.Linear(64, 64), torch.empty(128, 64, device="meta")).picture()
-    assert picture.blocks.blocks
-    assert all(block.stack < 0 for block in picture.blocks.blocks)
-    assert sum(m.size_bytes for m in picture.modules) == picture.totals[picture.peak]

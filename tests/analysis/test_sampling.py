@@ -191,27 +191,6 @@ def test_an_operator_before_a_region_allocated_nothing_in_it():
     del after
 
 
-def test_an_estimate_names_who_holds_what_at_each_node():
-    import torch
-
-    from pytest_torchmem import estimate
-
-    net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3)), torch.nn.ReLU())
-    found = estimate(net, torch.empty(128, 64, device="meta"))
-    picture = found.picture()
-    assert picture.estimated
-    assert picture.totals[picture.peak] == found.peak.total
-    at_peak = {t.contributor.identity: t.levels[picture.peak] for t in picture.tracks}
-    for contributor in found.peak.live[:4]:
-        assert at_peak[contributor.identity] == contributor.size_bytes
-    for moment, total in enumerate(picture.totals):
-        assert sum(track.levels[moment] for track in picture.tracks) <= total
-    uses = {use.operator: use for use in picture.operators}
-    assert uses["aten::addmm"].calls == 3
-    assert uses["aten::addmm"].allocated_bytes == 3 * 128 * 64 * 4
-    assert sum(use.at_peak_bytes for use in uses.values()) <= found.peak.total
-
-
 def test_regions_steps_and_phases_are_spans(recorded):
     spans = sketch(recorded.profile_so_far()).spans
     assert [(s.kind, s.name) for s in spans if s.kind in ("region", "step")] == [

@@ -10,19 +10,27 @@ import torch
 
 from pytest_torchmem import (
     MiB,
-    estimate,
     gather_ranks,
     load_ranks,
     load_results,
     measure,
     save_results,
 )
+from pytest_torchmem.analysis.estimated.estimated_result import Estimate
+from pytest_torchmem.analysis.estimated.static import lifetimes_by_last_use
 from pytest_torchmem.cli.main import Exit, main
 from pytest_torchmem.record.environment import current_rank, environment
-from pytest_torchmem.store.run_reports import FORMATS, merged, read_run
+from pytest_torchmem.store.run_reports import FORMAT, merged, read_run
 from pytest_torchmem.values.baseline import environment_name
 from pytest_torchmem.values.errors import RankError, RecordingError, ReportError
 from pytest_torchmem.values.measured import Rank
+from pytest_torchmem.values.static_graph import (
+    NodeKind,
+    StaticGraph,
+    StaticNode,
+    StaticRun,
+    StaticStorage,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +78,7 @@ def test_a_block_comes_back_as_it_was():
 def test_a_file_says_its_format_and_where_it_is_from():
     block_of(1).save("mem.json")
     data = json.loads(Path("mem.json").read_text(encoding="utf-8"))
-    assert data["format"] in FORMATS
+    assert data["format"] == FORMAT
     assert (data["rank"], data["rank_count"]) == (0, 1)
     assert data["versions"]["torch"].startswith(torch.__version__.partition("+")[0])
     source = data["tests"][0]["windows"][0]["result"]["peak"]["live"][0]["source"]
@@ -100,7 +108,9 @@ def test_results_of_calls_are_numbered_in_a_file():
 
 
 def test_an_estimate_stays_one_in_a_file(capsys):
-    save_results("mem.json", [estimate(torch.nn.Linear(512, 512), torch.ones(512, 512))])
+    node = StaticNode("x", NodeKind.INPUT, makes=(0,))
+    graph = StaticGraph((node,), (StaticStorage(10, "cpu"),))
+    save_results("mem.json", [Estimate.of(StaticRun(graph, lifetimes_by_last_use(graph), "cpu"))])
     assert load_results("mem.json")["measured"].estimated
     assert main(["show", "mem.json"]) == Exit.OK
     assert "(estimated)" in capsys.readouterr().out

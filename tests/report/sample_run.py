@@ -98,15 +98,15 @@ def entry_of(result, share=0.75):
     activation = int(result.peak.by_category.activation * share)
     peaks = replace(result.peak.by_category, activation=activation)
     total = result.peak.total - (result.peak.by_category.activation - activation)
+    largest, *others = result.peak.live
+    live = (replace(largest, size_bytes=int(largest.size_bytes * share)), *others)
     return BaselineEntry(
         total=total,
         at_peak=replace(result.peak.at_peak, activation=activation),
         peaks=peaks,
-        live=(
-            replace(result.peak.live[0], size_bytes=int(result.peak.live[0].size_bytes * share)),
-            *result.peak.live[1:],
-        ),
+        live=live,
         retained=result.retained.by_category,
+        at_peak_live=live,
     )
 
 

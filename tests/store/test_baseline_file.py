@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_torchmem.store.baseline_file import FORMAT, FORMATS, EntryError, read_file
+from pytest_torchmem.store.baseline_file import EntryError, read_file
 from pytest_torchmem.store.baseline_rows import origin_line
 from pytest_torchmem.store.baselines import FileChanges, portable_path, write_file
 from pytest_torchmem.store.files import LOCK
@@ -90,73 +90,6 @@ def test_a_head_that_names_other_numbers_is_refused(tmp_path, reformatted):
     path.write_text(json.dumps(json.loads(text), indent=4) if reformatted else text)
     with pytest.raises(BaselineError, match="its head names other columns for 'work'"):
         read_file(path, CPU)
-
-
-def old_file(path, rows):
-    lines = "".join(f"{json.dumps(row)},\n" for row in rows)
-    head = f'{{"format": 2,\n"environment": {json.dumps(CPU)},\n"entries": [\n'
-    path.write_text(f'{head}{lines}["end"]\n]}}\n')
-
-
-WHO = {"bytes": 7, "category": "activation", "count": 2, "module": "net", "operator": "aten::mm"}
-WHERE = {"file": "src/net.py", "function": "forward", "line": 41, "phase": "forward"}
-
-
-def old_rows(key, total=7):
-    parts = {"activation": total}
-    yield from ([key, name, parts] for name in ("at_peak", "peaks"))
-    yield [key, "retained", {}]
-    yield [key, "live", {**WHO, **WHERE}]
-    yield [key, "total", total]
-
-
-def test_a_file_of_format_1_is_read_and_an_update_keeps_its_entries(tmp_path):
-    path = tmp_path / "a.json"
-    old = {k: v for k, v in CPU.items() if k not in ("runtime", "libraries")}
-    parts = {part: value for _, part, value in old_rows("test_a") if part != "live"}
-    entries = {"test_a": {**parts, "live": [{**WHO, **WHERE}], "retained_live": []}}
-    path.write_text(json.dumps({"entries": entries, "environment": old, "format": 1}))
-    before = read_file(path, CPU).entry("test_a", path)
-    assert before.live[0].source == Source("src/net.py", 41, "forward")
-    write(path, {"test_b": entry(2)})
-    assert read_file(path, CPU).entry("test_a", path) == before
-    assert json.loads(path.read_text())["format"] == FORMAT
-
-
-def test_a_file_of_format_2_is_read_as_it_is_and_an_update_keeps_its_entries(tmp_path):
-    path = tmp_path / "a.json"
-    old_file(path, [*old_rows("test_a"), *old_rows("test_c", 8)])
-    text = path.read_text()
-    before = read_file(path, CPU).entry("test_a", path)
-    assert (before.total, before.at_peak.activation) == (7, 7)
-    assert before.live[0].source == Source("src/net.py", 41, "forward")
-    assert path.read_text() == text
-    write(path, {"test_b": entry(2)})
-    assert read_file(path, CPU).entry("test_a", path) == before
-    assert '"at_peak"' not in path.read_text()
-
-
-def test_a_damaged_entry_of_an_old_file_stays_and_says_so(tmp_path):
-    path = tmp_path / "a.json"
-    old_file(path, [*old_rows("test_a"), *list(old_rows("test_b"))[:-1]])
-    write(path, {"test_c": entry(2)})
-    stored = read_file(path, CPU)
-    assert stored.entry("test_a", path).total == 7
-    with pytest.raises(EntryError, match="is damaged"):
-        stored.entry("test_b", path)
-
-
-def test_rows_of_a_branch_that_had_not_updated_are_read_beside_the_new_ones(tmp_path):
-    """git merged a file of format 2, to which another branch added, into one of format 3."""
-    path = tmp_path / "a.json"
-    write(path, {"test_a": entry(7), "test_b": entry(8)})
-    rows = "".join(f"{json.dumps(row)},\n" for k in ("test_a", "test_n") for row in old_rows(k))
-    path.write_text(path.read_text().replace('["test_b"', rows + '["test_b"', 1))
-    stored = read_file(path, CPU)
-    assert [stored.entry(key, path).total for key in ("test_a", "test_n")] == [7, 7]
-    path.write_text(path.read_text().replace('"total", 7', '"total", 9').replace(": 7}", ": 9}"))
-    with pytest.raises(EntryError, match="total of 'test_a' is there twice, as 9 B and as 7 B"):
-        read_file(path, CPU).entry("test_a", path)
 
 
 def test_a_long_name_is_shortened_in_its_rows_and_no_line_is_longer_than_120(tmp_path):
@@ -344,29 +277,29 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
     [
         ("", "it is no JSON: Expecting value (line 1, column 1)"),
         ("[]", "it is not a baseline file"),
-        ('{"entries": 1, "format": 1}', "it is not a baseline file"),
+        ('{"entries": 1, "environment": %s, "format": 3}', "it is not a baseline file"),
         ("{\n<<<<<<< ours\n}", "merge conflict markers"),
         (
-            '{"entries": [["a", "total", 1]], "environment": {}, "format": 2}',
+            '{"entries": [["a", "work", 1]], "environment": {}, "format": 3}',
             "measured on another environment",
         ),
-        ('{"entries": [["a", "total", 1]], "environment": %s, "format": 2}', "last lines"),
-        ('{"entries": [["a", "sum", 1], ["end"]], "environment": %s, "format": 2}', "not a row"),
-        ('{"entries": [["a"], ["end"]], "environment": %s, "format": 2}', "not a row"),
+        ('{"entries": [["a", "work", 1]], "environment": %s, "format": 3}', "last lines"),
+        ('{"entries": [["a", "total", 1], ["end"]], "environment": %s, "format": 3}', "not a row"),
+        ('{"entries": [["a"], ["end"]], "environment": %s, "format": 3}', "not a row"),
         ('{"entries": [["a", "b", 1, 2], ["end"]], "environment": %s, "format": 3}', "not a row"),
         ('{"entries": [["a", "id", 1], ["end"]], "environment": %s, "format": 3}', "not a row"),
         ("\ufeff{}", "byte order mark"),
         ('{"entries": {}, "environment": %s}', "it does not say its format"),
-        ('{"entries": {}, "format": 1, "environment": 3}', "it does not say where it was measured"),
-        ('{"entries": {}, "format": 99}', "reads 1, 2, 3; install a newer one"),
-        ('{"entries": {}, "format": 0}', "reads 1, 2, 3; no version ever wrote it"),
+        ('{"entries": [], "format": 3, "environment": 3}', "it does not say where it was measured"),
+        ('{"entries": {}, "format": 2}', "was written by another version: record it again"),
+        ('{"entries": [], "format": 99}', "was written by another version: record it again"),
         ('{"entries": {}, "format": [1]}', "its format is [1], and must be a number"),
         ('{"entries": {}, "format": "3"}', "its format is '3', and must be a number"),
-        ('{"entries": {"a": {"total": 1.5}}, "format": 1}', "1.5 is not a whole number"),
-        ('{"entries": {"a": {}, "a": {}}, "format": 1}', "'a' occurs twice"),
+        ('{"entries": [["a", "work", 1.5]], "format": 3}', "1.5 is not a whole number"),
+        ('{"entries": [{"a": 1, "a": 2}], "format": 3}', "'a' occurs twice"),
         (f'{{"entries": {{}}, "format": {"1" * 5000}}}', "it has a number of 5000 digits"),
         (
-            '{"entries": {}, "environment": {"device": "gpu"}, "format": 1}',
+            '{"entries": [], "environment": {"device": "gpu"}, "format": 3}',
             "measured on another environment",
         ),
         ("\udcff", "it is no text in UTF-8 (byte 0)"),
@@ -384,10 +317,6 @@ def test_a_file_that_cannot_be_read_says_why_and_is_never_written_to(tmp_path, t
     with pytest.raises(BaselineError):
         write(path, {"test_a": entry(1)})
     assert path.read_bytes() == before
-
-
-def test_every_format_number_is_explained():
-    assert sorted(FORMATS) == list(range(1, FORMAT + 1))
 
 
 @pytest.mark.parametrize(

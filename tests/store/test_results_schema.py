@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_torchmem.store.run_reports import FORMAT, RunReport, render_run
+from pytest_torchmem.store.run_reports import RunReport, render_run
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.measured import BaselineChange
 from pytest_torchmem.values.picture import Blocks
@@ -79,10 +79,6 @@ def test_a_table_has_the_keys_that_are_written_and_no_other(section, value):
 @pytest.mark.parametrize(("section", "value"), list(parts()))
 def test_the_keys_of_a_part_are_named_where_the_part_is(section, value):
     assert [key for key in value if f"`{key}`" not in SECTIONS[section]] == []
-
-
-def test_the_number_of_the_format_has_its_line():
-    assert f"| {FORMAT} |" in SECTIONS["Format numbers"]
 
 
 def test_a_key_that_is_missing_or_too_many_would_be_noticed():

@@ -23,13 +23,6 @@ def measured(name):
     return MeasuredTest(name, "t.py", {"device": "cpu"}, (WINDOW,))
 
 
-def test_a_window_of_before_there_were_kinds_is_read():
-    data = WINDOW.to_json()
-    del data["kinds"]
-    window = Window.from_json(data)
-    assert (window.sentence, window.kinds, window.limit_status) == ("too much", (), "failed")
-
-
 @pytest.mark.parametrize(
     ("kinds", "status"),
     [

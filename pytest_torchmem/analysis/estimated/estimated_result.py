@@ -1,4 +1,4 @@
-"""An estimated result, what a GPU would make of it, and its memory node by node.
+"""The estimate of a graph: a result, what a GPU would make of it, its memory node by node.
 
 The nodes are taken in their own order, or in any other that a scheduler tries. The rules are those
 of ``MemoryTracker`` in ``torch/_inductor/fx_passes/memory_estimator.py``.
@@ -15,15 +15,10 @@ import numpy as np
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.estimated import static
 from pytest_torchmem.analysis.estimated.static import Releasable
-from pytest_torchmem.analysis.estimated.static_facts import decide_categories, settle_categories
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
-from pytest_torchmem.analysis.sampling import StorageLives, sketch_timeline, with_holders
-from pytest_torchmem.analysis.storages import explanation
-from pytest_torchmem.analysis.storages.explanation import Explanation
-from pytest_torchmem.values.contributors import Category, Source
+from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.errors import EstimateError
 from pytest_torchmem.values.json_values import OTHERWISE
-from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.static_graph import NodeKind, StaticGraph, StaticRun
 
@@ -44,45 +39,6 @@ class Estimate(Result, GpuQuestions):
         result = static.estimate_result(run, name)
         values = {f.name: getattr(result, f.name) for f in fields(result)}
         return cls(**values, run=run)
-
-    def picture(self) -> Picture:
-        """The timeline, sampled, with the origins that held most."""
-        run = settle_categories(self.run)
-        lives = StorageLives(
-            begins=run.lifetimes.first,
-            ends=run.lifetimes.end,
-            sizes=np.array([s.size_bytes for s in run.graph.storages], np.int64),
-            groups=tuple(static.by_origin(run, static.storages_here(run))),
-        )
-        calls = Counter(node.operator for node in run.graph.operators)
-        picture = sketch_timeline(static.build_estimated_timeline(run))
-        return with_holders(picture, lives, calls, (), lambda place: ())
-
-    def explain(
-        self, category: Category | str | None = None, module: str = "", at: int | str | None = None
-    ) -> tuple[Explanation, ...]:
-        """Say of each storage why it has its category, as `MemoryProfile.explain` does.
-
-        Moments are numbers of operators, and nothing is measured.
-        """
-        wanted, run = explanation.named_category(category), self.run
-        decisions, settled = decide_categories(run), settle_categories(run)
-        row = None
-        if at is not None:
-            timeline = static.build_estimated_timeline(run)
-            row = explanation.row_at(timeline.times_ns, timeline.peak_row, at)
-        first, end = run.lifetimes.first, run.lifetimes.end
-        explanations = (
-            Explanation(
-                storage,
-                int(first[storage] + 1) // 2 if first[storage] else None,
-                int(end[storage]) // 2 if end[storage] < run.graph.row_count else None,
-                static.static_contributors(settled, np.array([storage]))[0],
-                *decisions.ground(storage),
-            )
-            for storage in static.storages_here(run, row).tolist()
-        )
-        return explanation.in_order(explanations, wanted, module)
 
     def nodes(self) -> tuple[NodeBytes, ...]:
         """The bytes on the estimate's device during and after each operator, in order."""
@@ -106,7 +62,7 @@ class NodeBytes:
     """The bytes in use while a node runs and after it.
 
     Attributes:
-        name: The node's name in its graph; the operator's where there is no graph.
+        name: The node's name in its graph.
         operator: In the profiler's style, ``aten::mm``.
         source: The user's line; None where none is known.
         during_bytes: With all that it makes, and nothing released yet.

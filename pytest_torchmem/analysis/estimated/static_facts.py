@@ -1,7 +1,7 @@
-"""The answers of a static run to what the category passes ask.
+"""The answers of a graph to what the category passes ask.
 
-A program that did not run for real tells who makes a storage, who uses it, and when it dies. Owners
-are known as far as the recorder of the run could ask them: `StaticStorage.category`.
+A graph tells who makes a storage, who uses it, and when it dies. Owners are known as far as the
+graph says what its inputs are: `StaticStorage.category`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_torchmem.analysis.storages.categories import Decisions, Mask, Step, decide
+from pytest_torchmem.analysis.storages.categories import Mask, Step, decide
 from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.static_graph import NodeKind, StaticGraph, StaticNode, StaticRun
 
 _BACKWARD_PHASES: Final = (Phase.BACKWARD, Phase.RECOMPUTE)
 
 
-def decide_categories(run: StaticRun) -> Decisions:
-    """Return the category of each storage of the graph, with the claim that decided it."""
-    return decide(StaticFacts(run), len(run.graph.storages))
-
-
 def settle_categories(run: StaticRun) -> StaticRun:
     """Return the run with a category for every storage that some node makes."""
     categories = tuple(Category)
-    labels = decide_categories(run).labels.tolist()
+    labels = decide(StaticFacts(run), len(run.graph.storages)).labels.tolist()
     storages = tuple(
         replace(storage, category=categories[label])
         for storage, label in zip(run.graph.storages, labels, strict=True)
@@ -69,7 +64,7 @@ class StaticFacts:
         return rows
 
     def held_as(self, category: Category) -> Mask:
-        """The storages of which the recorder of the run knew the category."""
+        """The storages of which the graph says the category."""
         return np.array([s.category is category for s in self.run.graph.storages], np.bool_)
 
     @property
@@ -92,11 +87,9 @@ class StaticFacts:
         given[[s for node in nodes for s in node.makes]] = True
         return given
 
-    @cached_property
+    @property
     def given(self) -> Mask:
-        """A tensor that an optimizer alone reads is no input."""
-        others = self._used_in(*(phase for phase in Phase if phase is not Phase.OPTIMIZER))
-        return self._from_before & ~(self._used_in(Phase.OPTIMIZER) & ~others)
+        return self._from_before
 
     def _used_in(self, *phases: Phase) -> Mask:
         used = self._nothing
@@ -162,10 +155,8 @@ class StaticFacts:
 
     @property
     def handed_on(self) -> Mask:
-        """A traced graph does not say which node of the backward graph an operator belongs to."""
-        scopes = [node.scope for node in self._operators]
-        in_none = self._at_birth(np.array([not scope for scope in scopes], np.bool_))
-        return self.survives & (in_none | self._outlives(self._last_of(np.array(scopes))))
+        """A graph does not say which node of the backward graph an operator belongs to."""
+        return self.survives
 
     @cached_property
     def _passes(self) -> NDArray[np.int64]:

@@ -297,16 +297,13 @@ def entry_differences(
 def number_differences(
     after: BaselineEntry, before: BaselineEntry, key: str
 ) -> tuple[Difference, ...]:
-    """Return what made a number of `Numbers` larger, and what made it smaller.
-
-    An entry of an older format has only the categories' own peaks; they stand for the total's.
-    """
+    """Return what made a number of `Numbers` larger, and what made it smaller."""
     known: Sequence[Contributor] = ()
     if key == "retained":
         now, then = after.retained_live, before.retained_live
     elif key == TOTAL:
-        now, then = after.at_peak_live, before.at_peak_live or before.live
-        known = before.live if before.at_peak_live else ()
+        now, then = after.at_peak_live, before.at_peak_live
+        known = before.live
     else:
         now, then = ([c for c in e.live if c.category._value_ == key] for e in (after, before))
     unlisted_bytes = Numbers.of(before).by_key[key] - sum(c.size_bytes for c in then)

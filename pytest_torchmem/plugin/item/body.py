@@ -13,7 +13,7 @@ import contextlib
 import enum
 import gc
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,7 +25,6 @@ from pytest_torchmem.plugin.item import sending
 from pytest_torchmem.plugin.item.judging import (
     Baselines,
     CountedRun,
-    Estimates,
     Judge,
     MeasuredWindow,
 )
@@ -46,7 +45,6 @@ from pytest_torchmem.values.findings import COUNTERS, words
 from pytest_torchmem.values.results import Level, Result
 
 if TYPE_CHECKING:
-    from pytest_torchmem.analysis.estimated.estimated_result import Estimate
     from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
 
 __tracebackhide__ = is_torchmem_error
@@ -87,7 +85,6 @@ class Body:
         state: Where the test is.
         asked: What its markers ask for.
         measurement: The recording of the run that counts.
-        estimates: The estimates that the run made.
     """
 
     def __init__(self, item: pytest.Item, run: Run, asked: Asked) -> None:
@@ -128,7 +125,6 @@ class Body:
 
             asked = asked.on_device(*device_names(self.device))
         self.asked = asked
-        self.estimates = Estimates(asked.allowance if asked.baseline else None)
 
     def warm_up(self) -> None:
         """Run the body as often as the marker says, unmeasured. What the body raises comes out."""
@@ -190,7 +186,6 @@ class Body:
 
     def start(self) -> bool:
         """Begin to record, and return whether that is possible; else the body runs unmeasured."""
-        self.estimates = Estimates(self.asked.allowance if self.asked.baseline else None)
         # What the body frees of others' garbage would count as freed.
         if self.asked.collect or "net_retained" in self.asked.limits:
             gc.collect()
@@ -284,7 +279,6 @@ class Body:
         except Exception as error:
             self._problem = _as_ours(error)
             return []
-        windows += (MeasuredWindow(e, a, e) for e, a in self.estimates.sources(allowance))
         return [replace(window, result=portable(window.result, rootdir)) for window in windows]
 
     # --- its judgement
@@ -313,7 +307,7 @@ class Body:
             self._item.config.invocation_params.dir,
             self._tests_of_module,
         )
-        judge = Judge(self.asked, baselines, self.estimates, self._earlier, self._counted)
+        judge = Judge(self.asked, baselines, self._earlier, self._counted)
         checked = [region for region, _ in self._checked]
         others = [region for region in self.measurement.regions if region not in checked]
         judgement = judge.judge(windows)
@@ -358,15 +352,6 @@ class Body:
         if self._counted is not None:
             self._counted.enough = False
 
-    def estimate(
-        self, name: str, program: Callable[..., object], /, *args: object, **options: object
-    ) -> Estimate:
-        """Return what a call of ``program`` would need; the body's limits hold for it, too."""
-        estimate = replace(self.measurement.estimate(program, *args, **options), name=name)
-        if self.state not in (State.WARMING_UP, State.COUNTING):
-            self.estimates.add(estimate)
-        return estimate
-
     def check_region(self, region: Region, allowance: Allowance) -> None:
         """Compare a region with its baseline when the body is over. Raises `MarkerError`."""
         if self.state is not State.MEASURING or region not in self.measurement.regions:
@@ -380,12 +365,10 @@ class Body:
         region.note_holders()
 
     def windows_read(self) -> Iterator[MeasuredWindow]:
-        """Yield the regions and estimates whose numbers the body has read so far."""
+        """Yield the regions whose numbers the body has read so far."""
         for region in self.measurement.regions:
             if region.was_read:
                 yield MeasuredWindow(region.result, self.asked.allowance, region)
-        for estimate in self.estimates.made:
-            yield MeasuredWindow(estimate, self.asked.allowance, estimate)
 
 
 def _as_ours(error: Exception) -> TorchmemError:

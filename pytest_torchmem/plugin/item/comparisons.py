@@ -56,7 +56,7 @@ def _cause(window: MeasuredWindow, measured_bytes: int, allowed_bytes: int) -> s
     for size_bytes, key, result in _parts(window.result):
         if size_bytes == measured_bytes:
             verdict = Verdict(result, judge_limits(result, {key: allowed_bytes}))
-            verdict = explain_retained(verdict, window.find_holders)
+            verdict = explain_retained(verdict, window.source.find_holders)
             return verdict.findings[0].cause if verdict.failed else ""
     return ""
 

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 from pytest_torchmem.plugin.item.body import OFF, Body, State, WarmupOver
-from pytest_torchmem.plugin.item.judging import SUFFIX, estimate_name
 from pytest_torchmem.values.errors import MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.values.findings import read_allowance, require_steps
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
-    from pytest_torchmem.analysis.estimated.estimated_result import Estimate
     from pytest_torchmem.measuring.body_measurement import Region
 
 __tracebackhide__ = is_torchmem_error
@@ -46,8 +44,6 @@ class Torchmem:
         """
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
             raise MarkerError(f"torchmem.measure needs the region's name, got {name!r}")
-        if name.endswith(SUFFIX):
-            raise MarkerError(f"the name {name!r} is kept for what torchmem.estimate returns")
         state = self._state()
         if state is State.MEASURING:
             return self._body.measurement.region(name)
@@ -67,44 +63,37 @@ class Torchmem:
 
     def estimate(
         self,
-        module_or_fn: Callable[..., object],
+        program: Callable[..., object],
         *args: object,
-        backward: bool = True,
-        optimizer: object = None,
-        device: str | None = None,
-        name: str = "",
+        gpu: str = "H100",
         **kwargs: object,
-    ) -> Estimate:
-        """Return what ``module_or_fn(*args, **kwargs)`` would need, without running it.
+    ) -> Result:
+        """Return what ``program(*args, **kwargs)`` takes on a GPU, measured on a simulated one.
 
-        The arguments are those of `pytest_torchmem.estimate`; ``name`` is by default that of the
-        function or class. The limits of the test's marker hold for the estimate as for the body,
-        except those on what the body retains and grows by. Its own memory is not part of what is
-        measured. Raises `EstimateError`, and `MarkerError` outside of the test body.
+        It is `pytest_torchmem.estimate`, which has the arguments and the errors. The body's limits
+        and baselines do not hold for it, and the process that runs it is no part of what is
+        measured. Raises `MarkerError` outside of the test body, too.
         """
-        label = estimate_name(module_or_fn, name)
+        from pytest_torchmem.measuring.estimate import estimate  # most tests need none
+
         self._state()
         if self._body.is_off:
-            return _NoRegion(label, self._body)  # type: ignore[return-value]
-        options = {"backward": backward, "optimizer": optimizer, "device": device, **kwargs}
-        return self._body.estimate(label, module_or_fn, *args, **options)
+            name = getattr(program, "__name__", type(program).__name__)
+            return _NoRegion(name, self._body)  # type: ignore[return-value]
+        with self._body.measurement.paused():
+            return estimate(program, *args, gpu=gpu, **kwargs)
 
-    def check(
-        self, region: Region | Estimate, *, tolerance: object = None, floor: object = None
-    ) -> None:
-        """Compare a region or an estimate with its own baseline entry when the body is over.
+    def check(self, region: Region, *, tolerance: object = None, floor: object = None) -> None:
+        """Compare a region with its own baseline entry when the body is over.
 
         ``tolerance`` and ``floor`` default to those of the test. Raises `MarkerError` for anything
-        that was not measured or estimated in this body, and for a second one of the same name.
+        that was not measured in this body, and for a second one of the same name.
         """
         state = self._state()
         if isinstance(region, _NoRegion) or state is State.WARMING_UP or self._body.is_off:
             return
         allowance = read_allowance("torchmem.check", tolerance, floor, self._body.asked.allowance)
-        if isinstance(region, Result):
-            self._body.estimates.check(region, allowance)
-        else:
-            self._body.check_region(region, allowance)
+        self._body.check_region(region, allowance)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what was recorded of the body so far to ``path``, for the ``torchmem`` command.

@@ -5,13 +5,13 @@ It knows neither pytest nor the recording: what a verdict needs of these it take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_torchmem.analysis.judge.holders import Held, explain_retained, judge_unknown
+from pytest_torchmem.analysis.judge.holders import explain_retained, judge_unknown
 from pytest_torchmem.analysis.judge.verdict import (
     CodeChanges,
     judge_baseline,
@@ -30,7 +30,6 @@ from pytest_torchmem.store.baselines import BaselineStore, entry_key
 from pytest_torchmem.values.baseline import Allowance, Change, Numbers, Reference
 from pytest_torchmem.values.errors import (
     BaselineError,
-    MarkerError,
     TorchmemError,
     is_torchmem_error,
 )
@@ -38,78 +37,13 @@ from pytest_torchmem.values.findings import COUNTERS, RETAINED, Finding, Finding
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
-    from pytest_torchmem.analysis.estimated.estimated_result import Estimate
     from pytest_torchmem.analysis.gpu_questions import GpuQuestions
     from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
     from pytest_torchmem.measuring.counted import CounterMeasurement
 
 __tracebackhide__ = is_torchmem_error
 
-SUFFIX: Final = " (estimated)"
 _PLAIN: Final = frozenset((Change.NOT_COMPARED, Change.SAME, Change.WITHIN))
-
-
-@dataclass(slots=True)
-class Estimates:
-    """The estimates of one run of a body.
-
-    A test's markers say what its code may need, measured or estimated: they hold for the body and
-    for each estimate made in it. The name of an estimate and of its baseline entry ends in
-    `SUFFIX`, so that it is never compared with a measured number.
-
-    ``every`` is how far each of them may be from its baseline, where the test asks for one; None
-    where only those that are checked by name are compared.
-    """
-
-    every: Allowance | None
-    made: list[Estimate] = field(default_factory=list)
-    _allowances: dict[str, Allowance] = field(default_factory=dict)
-
-    def add(self, estimate: Estimate) -> None:
-        """Take an estimate in. Raises `MarkerError` for a second one to be compared by one name."""
-        if self.every is not None and any(estimate.name == e.name for e in self.made):
-            raise _twice(estimate.name)
-        self.made.append(estimate)
-
-    def check(self, estimate: Estimate, allowance: Allowance) -> None:
-        """Compare an estimate with its baseline. Raises `MarkerError` for one of another body."""
-        if not any(estimate is e for e in self.made):
-            raise MarkerError(
-                f"torchmem.check needs an estimate that torchmem.estimate made in this body; "
-                f"{estimate.name!r} is none"
-            )
-        names = [*self._allowances, *(e.name for e in self.made if e is not estimate)]
-        if estimate.name in names:
-            raise _twice(estimate.name)
-        self._allowances[estimate.name] = allowance
-
-    def compares(self, result: Result) -> bool:
-        """Return whether a result is compared with a baseline; a checked region always is."""
-        of_region = bool(result.name) and not result.estimated
-        return self.every is not None or of_region or result.name in self._allowances
-
-    def sources(self, default: Allowance) -> Iterator[tuple[Estimate, Allowance]]:
-        """Yield each estimate with how far it may be from its baseline."""
-        for estimate in self.made:
-            yield estimate, self._allowances.get(estimate.name, default)
-
-    def limits_for(self, result: Result, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return which of a test's limits hold for its body, a region of it or an estimate.
-
-        A region has none, and what is left behind is the body's alone. Where the body used nothing
-        on its device, the estimates are what the limits are about.
-        """
-        if result.estimated:
-            return {key: size for key, size in sizes.items() if key not in RETAINED}
-        if result.name:
-            return {}
-        if self.stand_for(result):
-            return {key: size for key, size in sizes.items() if key in RETAINED}
-        return dict(sizes)
-
-    def stand_for(self, result: Result) -> bool:
-        """Return whether a body that used nothing made estimates instead."""
-        return bool(self.made) and not result.name and result.peak.total == 0
 
 
 def simulated(result: Result, limits: Mapping[str, int], source: GpuQuestions) -> Result:
@@ -121,24 +55,6 @@ def simulated(result: Result, limits: Mapping[str, int], source: GpuQuestions) -
     from pytest_torchmem.record.environment import allocator_settings
 
     return with_counters(result, limits, source, allocator_settings())
-
-
-def estimate_name(program: object, name: str) -> str:
-    """Return the name of an estimate: what the test calls it, or its function or class.
-
-    Raises `MarkerError` for a name that cannot be used.
-    """
-    if not isinstance(name, str) or not name.isprintable() or (name and not name.strip()):
-        raise MarkerError(f"torchmem.estimate cannot use the name {name!r}")
-    own = getattr(program, "__name__", "") or type(program).__name__
-    return f"{name or own}{SUFFIX}"
-
-
-def _twice(name: str) -> MarkerError:
-    return MarkerError(
-        f"two estimates named {name.removesuffix(SUFFIX)!r} are checked, and a baseline has one "
-        "entry for that name; give each a name="
-    )
 
 
 @dataclass(slots=True)
@@ -167,22 +83,17 @@ class CountedRun:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWindow:
-    """One window of a body that came to its end: the body itself, a region or an estimate.
+    """One window of a body that came to its end: the body itself or a region.
 
     Attributes:
-        result: Its numbers; the name of a region or an estimate, ``""`` for the body.
+        result: Its numbers; the name of a region, ``""`` for the body.
         allowance: How far they may be from its baseline.
         source: Where more can be asked: its timeline, what holds what it left behind.
     """
 
     result: Result
     allowance: Allowance
-    source: BodyMeasurement | Region | Estimate
-
-    @property
-    def find_holders(self) -> Callable[[], tuple[Held, ...]] | None:
-        """Looks for what holds what was left behind; None for an estimate, which leaves nothing."""
-        return getattr(self.source, "find_holders", None)
+    source: BodyMeasurement | Region
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,14 +216,12 @@ class Judge:
     Attributes:
         asked: What the test's markers ask for.
         baselines: What it is compared with.
-        estimates: The estimates made in the body.
         earlier: The results of earlier runs of the body by name, where an update repeats it.
         counted: A first run in which only the allocator was asked; None without one.
     """
 
     asked: Asked
     baselines: Baselines
-    estimates: Estimates
     earlier: Sequence[Mapping[str, Result]] = ()
     counted: CountedRun | None = None
 
@@ -327,13 +236,13 @@ class Judge:
         for window in windows:
             found = JudgedWindow(window, Verdict(window.result))
             try:
-                limits = self.estimates.limits_for(window.result, self.asked.sizes())
+                limits = dict(self.asked.sizes()) if not window.result.name else {}
                 if not limits and self._has_no_say(window.result):
                     continue
                 found = replace(found, limits=limits)
                 found = self._judge_window(window, limits)
                 known = self.settings.known_holders
-                verdict = explain_retained(found.verdict, window.find_holders, known)
+                verdict = explain_retained(found.verdict, window.source.find_holders, known)
                 found = replace(found, verdict=verdict)
             except TorchmemError as error:
                 problem = problem or str(error)
@@ -348,7 +257,8 @@ class Judge:
         if self.settings.strict:
             findings = (*judge_blind_spots(result), *findings)
         verdict, reference = Verdict(result, findings, excused=excused), None
-        if self.estimates.compares(result) and not self._is_small(result):
+        # A region that was checked is always compared.
+        if (result.name or self.asked.baseline) and not self._is_small(result):
             verdict, reference = self._compared(verdict, window.allowance)
         return JudgedWindow(window, verdict, limits, reference)
 
@@ -358,9 +268,9 @@ class Judge:
         """Return the findings on limits, and what known holders have of that, by pattern."""
         findings, known = judge_limits(result, limits), self.settings.known_holders
         others = [f for f in findings if f.key not in RETAINED]
-        if not known or not window.find_holders or len(others) == len(findings):
+        if not known or len(others) == len(findings):
             return findings, {}
-        unknown, excused = judge_unknown(result, limits, window.find_holders(), known)
+        unknown, excused = judge_unknown(result, limits, window.source.find_holders(), known)
         return rank([*others, *unknown]), excused
 
     def _compared(self, verdict: Verdict, allowance: Allowance) -> tuple[Verdict, Reference | None]:
@@ -394,10 +304,5 @@ class Judge:
         return self.baselines.reference(result.name) is None
 
     def _has_no_say(self, result: Result) -> bool:
-        """Return whether nothing is to be said of a body: it is too small for a baseline that only
-        the run asks for, or it made estimates alone, now and when its baseline was stored."""
-        if not self.asked.anything and self._is_small(result):
-            return True
-        if not self.estimates.stand_for(result):
-            return False
-        return not (self.asked.baseline and self.baselines.reference(result.name))
+        """Return whether a body is too small for a baseline that only the run asks for."""
+        return not self.asked.anything and self._is_small(result)

@@ -103,7 +103,6 @@ def out_of_memory_section(
 
 
 if TYPE_CHECKING:
-    from pytest_torchmem.analysis.estimated.estimated_result import Estimate
     from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
 
 _PREFIX: Final = "torchmem_"
@@ -269,7 +268,7 @@ def _pytest(environment: Mapping[str, str]) -> list[str]:
 
 
 def picture_of(
-    source: BodyMeasurement | Region | Estimate, failed: bool, settings: Settings, rootdir: Path
+    source: BodyMeasurement | Region, failed: bool, settings: Settings, rootdir: Path
 ) -> Picture | None:
     """Return the timeline of a window where the run's report, or its own failure, shows one."""
     if not failed and settings.timelines is not Timelines.ALL:
@@ -325,7 +324,6 @@ def _properties(measured: MeasuredTest) -> list[tuple[str, object]]:
             "growth_bytes": result.growth,
             "baseline_bytes": window.baseline_bytes if window.is_compared else None,
             "status": window.status or None,
-            "estimated": "true" if result.estimated else None,
         }
         start = f"{result.name}_" if result.name else ""
         properties |= {f"{start}{name}": value for name, value in found.items()}

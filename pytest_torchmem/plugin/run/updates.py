@@ -82,7 +82,7 @@ class FilePlan:
         follows: Entries with a new name are to be moved.
         repaired: Keys of written windows whose entry is there, and cannot be used.
         explained: Windows whose numbers stay, and whose entry does not yet say what they are made
-            of: one of an older format, or one whose origins were lost.
+            of: its origins were lost.
     """
 
     module: Path

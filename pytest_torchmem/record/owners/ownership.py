@@ -38,7 +38,7 @@ from pytest_torchmem.record.owners.places import (
 )
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import quiet
-from pytest_torchmem.record.torch_api import autograd, fake_tensors
+from pytest_torchmem.record.torch_api import autograd, memory
 from pytest_torchmem.record.torch_api.modules import (
     CONVERT,
     buffers_of,
@@ -181,7 +181,7 @@ class OwnershipWatch:
             patches.hook(name, function)
         patches.replace("torch.nn.Module.__setstate__", self._seeing_filled)
         patches.replace(CONVERT, self._seeing_filled)
-        patches.replace(fake_tensors.RESIZE_STORAGE, self._seeing_moves)
+        patches.replace(memory.RESIZE_STORAGE, self._seeing_moves)
 
     def note_compiled(self) -> None:
         """Learn that compiled code runs, where no hook is called."""

@@ -15,7 +15,7 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache, reduce, update_wrapper
 from types import CodeType, FunctionType
@@ -25,17 +25,10 @@ from weakref import WeakKeyDictionary
 from pytest_torchmem.record.torch_api import (
     autograd,
     compiler,
-    fake_tensors,
+    memory,
     modules,
     profiler,
 )
-
-
-class During(Enum):
-    """The time for which a patch is in place."""
-
-    MEASURING = "while a body is measured"
-    ESTIMATING = "while a program is estimated"
 
 
 class How(Enum):
@@ -57,7 +50,6 @@ class Patch:
     name: str
     why: str
     how: How = How.REPLACED
-    during: During = During.MEASURING
     releases: str = ""
 
 
@@ -69,7 +61,6 @@ _TRANSFORM: Final = (
 )
 _COMPILED: Final = "Keeps the compiler's own calls out of the recording."
 _RANGE: Final = "Tells which of the program's labels are around an operator."
-_CALLED_IN: Final = "Tells in which module an operator runs."
 _NN: Final = "torch.nn.modules.module."
 #: Executors run a piece of work with it.
 RUN_ITEM: Final = "concurrent.futures.thread._WorkItem.run"
@@ -77,8 +68,6 @@ RUN_ITEM: Final = "concurrent.futures.thread._WorkItem.run"
 THREAD_STARTERS: Final = ("threading._start_joinable_thread", "threading._start_new_thread")
 _KNOWN: Final = "Counts the threads that are known: others may allocate unseen."
 _OPTIM: Final = "torch.optim.optimizer."
-_CASTS: Final = "Keeps autocast for CUDA from being off without a word."
-_AUTOCAST: Final = (fake_tensors.MAKE_AUTOCAST, fake_tensors.ENTER_AUTOCAST)
 
 PATCHES: Final = (
     Patch(f"{_NN}register_module_parameter_registration_hook", _REGISTERED, How.ADDED),
@@ -88,7 +77,7 @@ PATCHES: Final = (
     Patch(f"{_OPTIM}register_optimizer_step_post_hook", _STEP, How.ADDED),
     Patch("torch.nn.Module.__setstate__", "Tells what a copied or unpickled module holds."),
     Patch(modules.CONVERT, "Tells what a module holds that was moved, or has another type."),
-    Patch(fake_tensors.RESIZE_STORAGE, "Tells that a storage on the CPU has left its place."),
+    Patch(memory.RESIZE_STORAGE, "Tells that a storage on the CPU has left its place."),
     Patch(autograd.ENGINE, "Tells when a backward pass begins and ends, and what its graph keeps."),
     Patch(autograd.RUN_BACKWARD, "Does so where torch's own function runs the engine."),
     Patch("torch.autograd.profiler.record_function.__enter__", _RANGE),
@@ -142,65 +131,6 @@ PATCHES: Final = (
     Patch(compiler.CLEAR_CALLBACKS, "Keeps our callbacks when the compiler is reset in a body."),
     *(Patch(name, "Takes hooks out while dynamo looks at frames.") for name in compiler.SETTERS),
     Patch(compiler.RUN_GRAPH, "Tells what is given to fused kernels: no operator reads it."),
-    *(
-        replace(patch, during=During.ESTIMATING)
-        for patch in (
-            Patch(f"{_NN}register_module_forward_pre_hook", _CALLED_IN, How.ADDED),
-            Patch(f"{_NN}register_module_forward_hook", _CALLED_IN, How.ADDED),
-            Patch(f"{_OPTIM}register_optimizer_step_pre_hook", _STEP, How.ADDED),
-            Patch(f"{_OPTIM}register_optimizer_step_post_hook", _STEP, How.ADDED),
-            Patch(
-                "torch.get_rng_state", "Counts what checkpointing allocates where nobody sees it."
-            ),
-            Patch(
-                fake_tensors.RESIZE_STORAGE,
-                "Follows storages that grow and shrink without an operator.",
-            ),
-            Patch(
-                modules.FOREACH_TYPES,
-                "Lets optimizers treat fake tensors as they treat real ones.",
-                How.ADDED,
-            ),
-            Patch(
-                modules.FOREACH_DEVICES,
-                "Lets optimizers treat the CPU as the GPU that it stands for.",
-            ),
-            Patch(modules.AVERAGING_DEVICES, "Lets averages of weights do so, too."),
-            Patch(
-                compiler.STANCE,
-                "Runs compiled functions as written: dynamo would run them so for ever after.",
-                How.ADDED,
-            ),
-            Patch(compiler.BEGIN, "Refuses compiled functions."),
-            Patch(fake_tensors.COPY, "Copies without bytes."),
-            Patch(fake_tensors.ELSEWHERE, "Refuses what another thread does with fake tensors."),
-            Patch(fake_tensors.PICKLE, "Refuses to write what has no bytes."),
-            Patch(fake_tensors.ITEM, "Gives a number that can be shown."),
-            Patch(fake_tensors.FORMAT, "Shows a fake tensor as a real one."),
-            Patch(fake_tensors.SCALER_STEP, "Steps: no gradient is infinite."),
-            Patch(
-                fake_tensors.SET_GRAD,
-                "Begins anew where gradients are wanted on a device that is not there.",
-            ),
-            *(Patch(name, _CASTS) for name in _AUTOCAST),
-            *(Patch(name, "Tells what is moved.", How.ADDED) for name in fake_tensors.MOVES),
-            Patch(autograd.SAVE_ON_CPU, "Keeps on the host what a GPU would send there."),
-            Patch(autograd.ENGINE, "Runs the nodes of second derivatives in the order of a GPU."),
-            *(
-                Patch(name, "Uses CUDA's operators where the CPU stands for it.", How.ADDED)
-                for name in fake_tensors.DIFFERENT_ON_CUDA
-            ),
-            *(
-                Patch(name, "Takes the way of real tensors.", How.ADDED)
-                for name in fake_tensors.DIFFERENT_FOR_FAKES
-            ),
-            Patch(
-                fake_tensors.ASKED_BY_TRANSFORMERS,
-                "Says no: the values of masks are known.",
-                releases="where it is imported",
-            ),
-        )
-    ),
 )
 _LISTED: Final = frozenset(patch.name for patch in PATCHES)
 

@@ -14,11 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_torchmem.record.torch_api import Checked, profiler
 
 CHECKED: Final[Checked] = {
-    "torch.Tensor._backward_hooks": ("2.10.0", "2.15.0"),
-    "torch.Tensor._post_accumulate_grad_hooks": ("2.10.0", "2.15.0"),
-    "torch._C._autograd._get_current_graph_task_keep_graph": ("2.10.0", "2.15.0"),
     "torch._C._autograd._get_sequence_nr": ("2.10.0", "2.15.0"),
-    "torch._C._current_autograd_node": ("2.10.0", "2.15.0"),
     "torch._C._current_graph_task_id": ("2.10.0", "2.15.0"),
     "torch._C._vmapmode_decrement_nesting": ("2.10.0", "2.15.0"),
     "torch._C._vmapmode_increment_nesting": ("2.10.0", "2.15.0"),
@@ -37,7 +33,6 @@ CHECKED: Final[Checked] = {
     "torch.autograd._engine_run_backward": ("2.10.0", "2.15.0"),
     "torch.autograd.graph.Node._raw_saved_*": ("2.10.0", "2.15.0"),
     "torch.autograd.graph.Node._sequence_nr": ("2.10.0", "2.15.0"),
-    "torch.autograd.graph.Node._set_sequence_nr": ("2.13.0", "2.13.0"),
     "torch.utils._python_dispatch._disable_current_modes": ("2.10.0", "2.15.0"),
 }
 
@@ -125,9 +120,6 @@ def within_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-#: Makes hooks that keep on the host what is saved.
-SAVE_ON_CPU: Final = "torch.autograd.graph.save_on_cpu.__init__"
-
 #: Every Python call of the engine goes through the object of this name.
 ENGINE: Final = "torch.autograd.Variable._execution_engine"
 #: Torch itself calls it with this function.
@@ -189,11 +181,6 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() >= 0)
 
 
-def hooks_its_gradient(leaf: torch.Tensor) -> bool:
-    """Return whether something is called when a leaf gets its gradient."""
-    return bool(leaf._backward_hooks) or bool(leaf._post_accumulate_grad_hooks)
-
-
 def raw_saved(saved: Any) -> Any:
     """Return what autograd stored: a tensor, or a pack hook's result. Unpacks nothing."""
     return saved if isinstance(saved, torch.Tensor) else getattr(saved, "data", None)
@@ -204,45 +191,10 @@ def next_sequence_number() -> int:
     return int(torch._C._autograd._get_sequence_nr())
 
 
-def running_node() -> tuple[str, int]:
-    """Name and sequence number of the autograd node that is being evaluated; ``("", -1)``."""
-    node: Any = torch._C._current_autograd_node()
-    return (node.name(), node._sequence_nr()) if node is not None else ("", -1)
-
-
-def has_parallel_edges() -> bool:
-    """Return whether two edges of the running node lead to the same input of the same node."""
-    node: Any = torch._C._current_autograd_node()
-    edges = (
-        [edge for edge in node.next_functions if edge[0] is not None] if node is not None else []
-    )
-    return len(set(edges)) < len(edges)
-
-
-def frees_graph() -> bool:
-    """Return whether the running backward pass lets go of what its nodes have saved."""
-    return not torch._C._autograd._get_current_graph_task_keep_graph()
-
-
 def sequence_number(node: Node) -> int:
     """The number that a node of an autograd graph got when it was made."""
     numbered: Any = node
     return int(numbered._sequence_nr())
-
-
-def set_sequence_number(node: Node, number: int) -> None:
-    """Change a node's number, by which the engine orders those that wait. Nothing in torch 2.6."""
-    numbered: Any = node
-    if hasattr(numbered, "_set_sequence_nr"):
-        numbered._set_sequence_nr(number)
-
-
-def leave_numbers(count: int) -> None:
-    """Let all nodes that this thread makes from now on have at least that number."""
-    with torch.inference_mode(False), torch.enable_grad(), _disable_current_modes():
-        leaf = torch.empty(0, requires_grad=True)
-        while next_sequence_number() < count:
-            leaf.view(0)
 
 
 def raw_names(kind: type[object]) -> list[str]:

@@ -18,8 +18,6 @@ import torch
 from pytest_torchmem.record.torch_api import Checked
 
 CHECKED: Final[Checked] = {
-    "torch._C._TorchDispatchModeKey.PROXY": ("2.10.0", "2.13.0"),
-    "torch._C._get_dispatch_mode": ("2.10.0", "2.13.0"),
     "torch._C._dynamo.eval_frame._FrameAction": ("2.13.0", "2.13.0"),
     "torch._C._dynamo.eval_frame._FrameExecStrategy": ("2.13.0", "2.13.0"),
     "torch._C._dynamo.eval_frame.set_code_exec_strategy": ("2.13.0", "2.13.0"),
@@ -29,9 +27,7 @@ CHECKED: Final[Checked] = {
     "torch._dynamo.callback": ("2.10.0", "2.15.0"),
     "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__": ("2.10.0", "2.15.0"),
     "torch._dynamo.eval_frame._TorchDynamoContext.__call__": ("2.10.0", "2.15.0"),
-    "torch._dynamo.eval_frame._callback_from_stance": ("2.10.0", "2.15.0"),
     "torch._dynamo.eval_frame._maybe_set_eval_frame": ("2.13.0", "2.13.0"),
-    "torch._dynamo.eval_frame._stance": ("2.10.0", "2.15.0"),
     "torch._dynamo.eval_frame.set_eval_frame": ("2.13.0", "2.13.0"),
     "torch._guards.CompileContext.try_get": ("2.13.0", "2.13.0"),
     "torch._inductor": ("2.10.0", "2.15.0"),
@@ -101,38 +97,6 @@ def inductor_line_map(path: str) -> tuple[Sequence[int], Sequence[str]] | None:
         return None
     # Without any node there is an empty list in place of the pair.
     return tuple(entry) if len(entry) == 2 else ((), ())
-
-
-#: Tells the compiler for all functions whether to compile.
-STANCE: Final = "torch.compiler.set_stance"
-#: Called where a compiled function begins, with its callback, and where one that is never compiled
-#: begins, with None.
-BEGIN: Final = "torch._dynamo.eval_frame._callback_from_stance"
-
-
-def stance() -> tuple[object, bool]:
-    """Return the compiler's stance, and whether it lets compiled functions run as written."""
-    now: Any = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
-    return now, now is not None and now.stance == "force_eager"
-
-
-def run_as_written() -> Callable[[], None]:
-    """Let compiled functions run as they are written; return how to undo it.
-
-    Raises RuntimeError in a frame that dynamo traces.
-    """
-    stance: Any = torch.compiler.set_stance("force_eager")
-    return lambda: stance.__exit__(None, None, None)
-
-
-_DISPATCHED: Any = torch._C
-
-
-def is_tracing() -> bool:
-    """Return whether a graph is being traced in this thread: each tensor of it is kept."""
-    if getattr(torch.compiler, "is_exporting", bool)():
-        return True
-    return _DISPATCHED._get_dispatch_mode(_DISPATCHED._TorchDispatchModeKey.PROXY) is not None
 
 
 _P = ParamSpec("_P")

@@ -18,6 +18,9 @@ CHECKED: Final[Checked] = {
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass": ("2.10.0", "2.15.0"),
 }
 
+#: Gives a storage another size, and so another place.
+RESIZE_STORAGE: Final = "torch.UntypedStorage.resize_"
+
 # The public accessors of the first refuse a tensor with duplicate indices, as most gradients are.
 _SPARSE: Final[dict[torch.layout, tuple[str, ...]]] = {
     torch.sparse_coo: ("_indices", "_values"),
@@ -37,12 +40,7 @@ HOLDING: Final[tuple[type[torch.Tensor] | type[torch.UntypedStorage], ...]] = (
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Identity of a storage while it lives: the address of its C++ object."""
-    return key_of_storage(tensor.untyped_storage())
-
-
-def key_of_storage(storage: torch.UntypedStorage) -> int:
-    key: int = storage._cdata
-    return key
+    return int(tensor.untyped_storage()._cdata)
 
 
 def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -3,7 +3,8 @@
 // are older. The largest have a block of their own; the others are one layer on top of them.
 const torchmemBlocks = (() => {
   const { variable, ROUND } = torchmemPlot;
-  const { sums, levels, momentAt, heightOf } = torchmemChart;
+  const { sums, levels, momentAt } = torchmemPicture;
+  const { heightOf } = torchmemChart;
   const FIELDS = 5;
   // A block reaches into the one below it, so that thin ones leave no seams of the ground.
   const SEAM = 0.6;
@@ -235,5 +236,5 @@ const torchmemBlocks = (() => {
     };
   }
 
-  return { decode, draw, within };
+  return { decode, draw };
 })();

@@ -49,7 +49,7 @@
         scaledBar(test),
         make("span", { class: "number" }, test.bound ? make("small", {}, "at most") : null,
           test.measured ? size(test.peak) : "-",
-          test.window || test.estimated ? make("small", {}, [test.window, test.estimated && !test.window.includes("estimated") ? "estimated" : ""].filter(Boolean).join(", ")) : null),
+          test.estimated ? make("small", {}, "estimated") : null),
         make("span", { class: "against" }, against(test))));
     // What is inside is built when it is first opened: a run may have thousands of tests.
     node.addEventListener("toggle", () => {

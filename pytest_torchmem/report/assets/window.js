@@ -31,7 +31,7 @@ const torchmemWindow = (run, tables, charts) => {
       .filter(([, bytes]) => bytes).sort((a, b) => b[1] - a[1]).slice(0, 5);
     const now = data.times[moment];
     const around = data.spans.filter((s) => s.begin <= now && now <= s.end && s.end > s.begin);
-    const inside = [...new Set(around.map(torchmemChart.spanName))];
+    const inside = [...new Set(around.map(torchmemLanes.spanName))];
     return [
       make("div", { class: "moment" },
         `${moment === data.peak ? "the peak, " : ""}at ${whenIs(data, moment)}${inside.length ? `, in ${inside.join(", ")}` : ""}`),
@@ -133,9 +133,9 @@ const torchmemWindow = (run, tables, charts) => {
 
   function drawing(window) {
     const { picture } = window;
-    const data = torchmemChart.decode(picture);
+    const data = torchmemPicture.decode(picture);
     const blocks = picture.blocks.blocks?.length ? torchmemBlocks.decode(picture) : null;
-    const before = window.before?.picture ? torchmemChart.decode(window.before.picture) : null;
+    const before = window.before?.picture ? torchmemPicture.decode(window.before.picture) : null;
     const state = { view: "categories", by: "changes", only: "", module: "" };
     const text = make("div", { class: "readout" });
     const help = `torchmem-help-${(helps += 1)}`;
@@ -171,21 +171,6 @@ const torchmemWindow = (run, tables, charts) => {
           return drawn;
         },
       },
-      modules: {
-        label: "the peak, by module",
-        draw() {
-          const { only, module } = state;
-          const drawn = torchmemTreemap(run.categories, make).draw(host, picture.modules, {
-            only, module, height: torchmemChart.heightOf(host), choose: (path) => isolate({ module: path }),
-          });
-          text.replaceChildren(
-            make("div", { class: "moment" }, "at the peak"),
-            make("div", { class: "total" }, (window.estimated ? "estimated " : "") + size(drawn.total)),
-            make("p", { class: "faint" }, "Areas are bytes that were live at the peak. Press a module to see it alone, in this view and among the blocks."));
-          say(0, 0, `${size(drawn.total)} at the peak`);
-          return drawn;
-        },
-      },
     };
 
     function say(now, last, words) {
@@ -198,12 +183,10 @@ const torchmemWindow = (run, tables, charts) => {
       const first = chart?.moment();
       if (chart) { charts.delete(chart); chart.destroy(); }
       host.setAttribute("aria-label", views[state.view].label);
-      host.setAttribute("role", state.view === "modules" ? "group" : "slider");
+      host.setAttribute("role", "slider");
       chart = views[state.view].draw(first);
       charts.add(chart);
       axis.hidden = state.view !== "categories" || data.estimated;
-      whole.hidden = state.view === "modules";
-      hint.hidden = state.view === "modules";
       alone.replaceChildren(...[["only", state.only && run.categories.find(({ key }) => key === state.only).name], ["module", state.module]]
         .filter(([key, name]) => name && (key === "only" || state.view !== "categories"))
         .map(([key, name]) => make("button", { type: "button", class: "alone", onclick: () => isolate({ [key]: "" }) }, `only ${name} \u00d7`)));
@@ -233,7 +216,7 @@ const torchmemWindow = (run, tables, charts) => {
     });
     host.addEventListener("mouseleave", () => { if (document.activeElement !== host) chart.leave(); });
 
-    const shown = [["categories", "categories"], blocks && ["blocks", "blocks"], picture.modules?.length && ["modules", "modules"]].filter(Boolean);
+    const shown = [["categories", "categories"], blocks && ["blocks", "blocks"]].filter(Boolean);
     const view = toggles("view", shown, state.view, (value) => { state.view = value; start(); });
     const axis = toggles("axis", [["changes", "by change"], ["time", "by time"]], state.by, (value) => { state.by = value; start(); });
     const whole = make("button", { type: "button", onclick: () => chart.reset() }, "whole range");

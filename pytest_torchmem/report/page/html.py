@@ -162,8 +162,7 @@ def _facts(run: RunReport) -> list[tuple[str, str]]:
 
 
 def _row(test: MeasuredTest, order: int) -> dict[str, Json]:
-    shown = test.leading
-    is_body = shown is test.body
+    shown = test.body
     return {
         "id": f"torchmem-test-{order}",
         "order": order,
@@ -174,7 +173,6 @@ def _row(test: MeasuredTest, order: int) -> dict[str, Json]:
         "measured": shown is not None,
         "estimated": bool(shown and shown.result.estimated),
         "bound": bool(shown and shown.is_bound),
-        "window": "" if is_body or shown is None else shown.result.name,
         "peak": shown.result.peak.total if shown else 0,
         "at_peak": shown.result.peak.at_peak.to_json() if shown else {},
         "baseline_bytes": shown.baseline_bytes if shown else 0,
@@ -248,7 +246,7 @@ def _remarks(window: Window) -> list[str]:
 def _plain_table(tests: Sequence[MeasuredTest]) -> str:
     rows = [
         f"<td>{escape(test.status)}</td>"
-        f'<td class="number">{test.leading.peak_text if test.leading else ""}</td>'
+        f'<td class="number">{test.body.peak_text if test.body else ""}</td>'
         f"<td>{escape(test.standing)}</td>"
         f"<td>{escape(test.test)}<br>{escape(test.sentence)}</td>"
         for test in tests[:_PLAIN_ROWS]

@@ -111,27 +111,21 @@ def _fitting(texts: Iterator[str], room: int, measure: Callable[[str], int]) -> 
 def _table_rows(tests: Sequence[MeasuredTest]) -> Iterator[str]:
     for test in tests:
         symbol = f"{_SYMBOLS[test.status]} {test.status}"
-        leading, name = test.leading, _code(test.test)
-        if leading is None:
+        body, name = test.body, _code(test.test)
+        if body is None:
             yield f"| {symbol} | {name} | | {_text(test.sentence)} | |"
             continue
-        if leading.result.name:
-            name += f" {_code(leading.result.name)}"
-        others = (w for w in test.windows if w is not leading)
+        others = (w for w in test.windows if w is not body)
         told = [_text(test.standing), *map(_by_name, others)]
         against = "; ".join(filter(None, told))
         if test.outcome == "xfailed" and test.failed_windows:
             against += ", as expected"
-        yield f"| {symbol} | {name} | {leading.peak_text} | {against} | {_retained(leading)} |"
+        yield f"| {symbol} | {name} | {body.peak_text} | {against} | {_retained(body)} |"
 
 
 def _by_name(window: Window) -> str:
-    """Describe a failed region, or an estimate, which has no other place for its
-    peak; ``""`` of a region that is well."""
-    if not window.result.estimated and not window.sentence:
-        return ""
-    told = [window.peak_text if window.result.estimated else "", window.status]
-    return f"{_code(window.result.name or 'test body')} {_text(', '.join(filter(None, told)))}"
+    """Describe a region that failed; ``""`` of one that is well."""
+    return f"{_code(window.result.name)} {_text(window.status)}" if window.sentence else ""
 
 
 def _details(test: MeasuredTest) -> str:

@@ -13,7 +13,6 @@ from pytest_torchmem.analysis.estimated.static import (
     estimate_result,
     interactions,
     join_pair,
-    largest_possible,
     lifetimes_by_last_use,
     memory_profile,
     not_primal,
@@ -190,8 +189,8 @@ def test_storages_of_one_origin_are_one_contributor():
 # Categories.
 
 
-def backward(name: str, makes=(), uses=(), scope: str = "") -> StaticNode:
-    return op(name, makes, uses, phase=Phase.BACKWARD, scope=scope)
+def backward(name: str, makes=(), uses=()) -> StaticNode:
+    return op(name, makes, uses, phase=Phase.BACKWARD)
 
 
 def categories_of(graph: StaticGraph, ends: dict[int, int] | None = None) -> list[Category]:
@@ -224,9 +223,9 @@ def test_gradient_is_what_the_backward_made_and_somebody_holds():
     graph = graph_of(
         [1, 1, 1],
         op("mm", ()),
-        backward("mm", (0,), (), "Mm:1"),
-        backward("mul", (1, 2), (), "Mul:2"),
-        backward("add", (), (0, 1), "Add:3"),
+        backward("mm", (0,), ()),
+        backward("mul", (1, 2), ()),
+        backward("add", (), (0, 1)),
     )
     assert categories_of(graph) == [
         Category.AUTOGRAD_DETAIL,
@@ -239,9 +238,9 @@ def test_what_a_later_backward_pass_reads_of_an_earlier_one_is_activation():
     graph = graph_of(
         [1, 1],
         op("mm", ()),
-        backward("mm", (0, 1), (), "Mm:1"),
+        backward("mm", (0, 1), ()),
         op("pow", (), (0, 1)),
-        backward("mul", (), (0,), "Pow:2"),
+        backward("mul", (), (0,)),
         op("end"),
     )
     # Both have a name in Python until the end.
@@ -270,16 +269,6 @@ def test_the_first_gradient_is_nobodys_though_it_outlives_the_pass():
     storages = (StaticStorage(1, "cpu", Category.AUTOGRAD_DETAIL),)
     graph = StaticGraph((backward("ones_like", (0,)), op("end")), storages)
     assert categories_of(graph) == [Category.AUTOGRAD_DETAIL]
-
-
-def test_what_a_backward_node_makes_for_itself_is_temporary():
-    graph = graph_of(
-        [1],
-        backward("mul", (0,), (), "Mul:2"),
-        backward("add", (), (0,), "Mul:2"),
-        backward("sum", (), (), "Sum:3"),
-    )
-    assert categories_of(graph) == [Category.TEMPORARY]
 
 
 def test_recomputed_storages_are_activations_only_if_the_backward_reads_them():
@@ -359,12 +348,6 @@ def test_an_output_that_the_backward_does_not_take_is_the_caller_s_to_the_end():
     assert run.lifetimes.end[1] == run.graph.row_count
 
 
-@pytest.mark.parametrize(("unknown_bytes", "told"), [(500, 0), (2000, 1)])
-def test_less_than_a_thousandth_more_is_no_interval(unknown_bytes, told):
-    graph = graph_of([10**6], op("mm", (0,), unknown_bytes=unknown_bytes), output(0))
-    assert len(estimate_result(run_of(graph)).blind_spots) == told
-
-
 def test_joined_pair_has_one_clock_and_keeps_the_callers_storages():
     run = join_pair(FORWARD, BACKWARD, "cpu")
     result = estimate_result(run)
@@ -388,36 +371,3 @@ def test_releasing_less_never_lowers_the_profile():
 def test_an_empty_graph_needs_nothing(device):
     result = estimate_result(run_of(graph_of([]), device))
     assert (result.peak.total, result.retained.total) == (0, 0)
-
-
-def test_an_interval_names_what_adds_most_first_and_each_once():
-    line = Source("step.py", 3, "step")
-    graph = graph_of(
-        [10**6],
-        op("mm", (0,), unknown_bytes=2000, source=line),
-        op("sum", (), (0,), unknown_bytes=100, source=line),
-        op("sort", (), (0,), unknown_bytes=9000),
-        op("mm", (), (0,), unknown_bytes=5000, source=line),
-        output(0),
-    )
-    (said,) = estimate_result(run_of(graph)).blind_spots
-    assert said.endswith(
-        "how much memory aten::sort and aten::mm at step.py:3 take for themselves depends on the "
-        "processor"
-    )
-
-
-def test_of_many_causes_of_an_interval_three_are_named():
-    nodes = [op(f"op{n}", (), (0,), unknown_bytes=9000 - n) for n in range(5)]
-    graph = graph_of([10**6], op("mm", (0,)), *nodes, output(0))
-    (said,) = estimate_result(run_of(graph)).blind_spots
-    assert "aten::op0, aten::op1, aten::op2 and 2 more take for themselves" in said
-
-
-def test_what_values_decide_is_in_an_interval_and_said_so():
-    node = op("mul", (0, 1), unknown_bytes=7, unknown_by_values=True, scope="ProdBackward0:3")
-    storages = (StaticStorage(10**6, "cpu"), StaticStorage(0, "cpu", doubted_bytes=10**5))
-    run = run_of(StaticGraph((node, output(0, 1)), storages))
-    assert largest_possible(run) == 1_100_007
-    (said,) = estimate_result(run).blind_spots
-    assert said.endswith("how much memory ProdBackward0 takes for itself depends on values")

@@ -36,7 +36,6 @@ from tests.analysis.events.recorded_metrics import (
     Profile,
     made_up,
 )
-from tests.earlier_traces import rewrite_as
 
 RECORDED: dict[str, dict[str, list[int]]] = json.loads(FILE.read_text())["profiles"]
 KINDS = {
@@ -251,17 +250,6 @@ def test_a_saved_profile_says_the_same(tmp_path: Path) -> None:
     assert again.metrics.idle_ns.tolist() == events.metrics.idle_ns.tolist()
     assert again.memory == events.memory
     assert again.labels == events.labels
-
-
-def test_a_trace_of_the_first_format_still_has_its_kernels(tmp_path: Path) -> None:
-    trace = trace_from(PROFILES["made up 1"])
-    file = tmp_path / "old.trace"
-    trace.save(file)
-    rewrite_as(1, file)
-    read = load_trace(file)
-    assert read.device_events.dtype == DEVICE_EVENT
-    ranked = [event.row for event in read_events(read).ranked(10)]
-    assert ranked == RECORDED["made up 1"]["ranked"]
 
 
 def test_what_ran_at_the_peak_is_named_from_the_outside_in() -> None:

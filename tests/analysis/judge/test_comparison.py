@@ -68,11 +68,6 @@ def test_where_the_totals_are_equal_the_categories_are_compared_at_theirs():
     assert found(after, before) == [("aten::ones", 9, "new")]
 
 
-def test_an_entry_without_the_totals_own_peak_is_compared_by_what_it_has():
-    before = replace(entry(made(10)), at_peak_live=())
-    assert found(entry(made(10), made(5, "aten::add")), before) == [("aten::add", 5, "new")]
-
-
 def test_what_may_have_been_too_small_to_store_is_not_called_new():
     before = replace(entry(made(10), made(2, "aten::add")), live=(), at_peak_live=(made(10),))
     assert found(entry(made(10), made(2, "aten::add"), made(5, "aten::exp")), before) == [

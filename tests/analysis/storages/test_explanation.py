@@ -7,19 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from pytest_torchmem.analysis.estimated.estimated_result import Estimate
-from pytest_torchmem.analysis.estimated.static import lifetimes_by_last_use
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.analysis.storages.categories import CATEGORY_PASSES
 from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.errors import MarkerError
-from pytest_torchmem.values.static_graph import (
-    NodeKind,
-    StaticGraph,
-    StaticNode,
-    StaticRun,
-    StaticStorage,
-)
 from pytest_torchmem.values.trace import EventKind, Ownership, Scope
 from tests.builders import TraceBuilder
 
@@ -127,25 +118,6 @@ def test_every_pass_has_a_reason_for_every_claim():
         p.__name__.removeprefix("find_") for p in CATEGORY_PASSES
     }
     assert all(ground.reason for ground in grounds)
-
-
-def test_an_estimate_explains_in_the_same_words():
-    nodes = (
-        StaticNode("x", NodeKind.INPUT, makes=(0,)),
-        StaticNode("mm", NodeKind.OPERATOR, "aten::mm", makes=(1,), uses=(0,)),
-        StaticNode("relu", NodeKind.OPERATOR, "aten::relu", makes=(2,), uses=(1,)),
-        StaticNode("mul", NodeKind.OPERATOR, phase=Phase.BACKWARD, uses=(1,)),
-    )
-    graph = StaticGraph(nodes, tuple(StaticStorage(size, "cpu") for size in (10, 20, 40)))
-    estimate = Estimate.of(StaticRun(graph, lifetimes_by_last_use(graph), "cpu"))
-    told = [(e.born_ns, e.died_ns, e.storage.category.value, e.reason) for e in estimate.explain()]
-    assert told == [
-        (None, None, "input", "the forward pass reads it, and it was there before"),
-        (1, 3, "activation", "an autograd graph keeps it for backward"),
-        (2, None, "temporary", "the body made it, and no graph, module or optimizer has it"),
-    ]
-    assert [e.storage.size_bytes for e in estimate.explain(at="peak", category="input")] == [10]
-    assert [e.number for e in estimate.explain(at=1)] == [0, 1]
 
 
 def test_what_the_first_watched_operator_s_node_makes_is_made_by_that_operator():

@@ -55,17 +55,6 @@ def test_what_is_compared_with_a_number_that_was_read_is_a_size(project, body, t
         result.stdout.no_fnmatch_line("E *MiB*")
 
 
-def test_an_estimate_is_told_too(project):
-    project.write(
-        """
-        def test_a(torchmem):
-            step = torchmem.estimate(lambda: 4 * MiB)
-            assert step.peak.total <= 3 * MiB
-        """
-    )
-    project.run().stdout.fnmatch_lines(["E         4.0 MiB <= 3.0 MiB, 1.0 MiB apart"])
-
-
 def test_a_test_that_reads_nothing_is_left_alone(project):
     project.write(
         """

@@ -166,7 +166,7 @@ def test_a_device_without_memory_ends_the_run_with_what_to_do(pytester):
     result.stderr.fnmatch_lines(
         [
             "ERROR: -o torchmem_device: meta cannot be measured: its tensors have no memory; "
-            "measure on cpu, or ask torchmem.estimate what the program would need ?bad-argument?"
+            "measure on cpu, or on a simulated GPU with --torchmem-simulate=H100 ?bad-argument?"
         ]
     )
 

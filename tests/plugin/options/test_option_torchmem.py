@@ -75,8 +75,7 @@ def test_an_estimate_has_no_numbers_either(project):
     project.write(
         """
         def test_a(torchmem):
-            step = torchmem.estimate(lambda: use(1), name="step")
-            torchmem.check(step)
+            step = torchmem.estimate(print)
             assert step.peak.total <= 1
         """
     )

@@ -14,12 +14,12 @@ from types import FunctionType
 import pytest
 import torch
 
-from pytest_torchmem import estimate, measure
+from pytest_torchmem import measure
 from pytest_torchmem.record.owners.ownership import OwnershipWatch
-from pytest_torchmem.record.patches import PATCHES, During, How, Installed
+from pytest_torchmem.record.patches import PATCHES, How, Installed
 from pytest_torchmem.record.patches.python_tracing import CompilationWatch
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.record.torch_api import compiler, fake_tensors, modules, profiler
+from pytest_torchmem.record.torch_api import compiler, profiler
 
 HOW_IT_WORKS = Path(__file__).parents[3] / "docs" / "how-it-works.md"
 
@@ -34,8 +34,6 @@ def in_place() -> dict[str, object]:
     found: dict[str, object] = {}
     for patch in PATCHES:
         where, _, attribute = patch.name.rpartition(".")
-        if patch.name == fake_tensors.ASKED_BY_TRANSFORMERS:
-            continue
         if patch.how is How.REPLACED and hasattr(pkgutil.resolve_name(where), attribute):
             found[patch.name] = id(vars(pkgutil.resolve_name(where)).get(attribute))
     for place in ("torch.nn.modules.module", "torch.optim.optimizer"):
@@ -46,7 +44,6 @@ def in_place() -> dict[str, object]:
     switch = profiler.all_threads_switch()
     found["all threads"] = switch is not None and switch.value
     found["compiler"] = (*callbacks.start_callbacks, *callbacks.end_callbacks)
-    found["foreach"] = tuple(modules.foreach_types())
     found["profilers"] = (sys.getprofile(), threading.getprofile())
     assert len(found) > 20
     return found
@@ -150,24 +147,6 @@ def test_an_engine_of_ours_that_a_program_keeps_ends_as_the_original(
     assert (in_place(), len(noted)) == (before, 2)
 
 
-def test_an_estimate_leaves_everything_as_it_was() -> None:
-    before = in_place()
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        assert in_place() != before
-        return x * 2
-
-    estimate(program, torch.ones(2))
-    assert in_place() == before
-
-    def failing(x: torch.Tensor) -> torch.Tensor:
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError):
-        estimate(failing, torch.ones(2))
-    assert in_place() == before
-
-
 def installed_by(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> list[str]:
     """The names that are put in place while something is done, in order."""
     names: list[str] = []
@@ -189,9 +168,7 @@ def recording() -> None:
     recorder.stop()
 
 
-NAMES_WHILE_MEASURING = [
-    patch.name for patch in PATCHES if patch.during is During.MEASURING and not patch.releases
-]
+NAMES_WHILE_MEASURING = [patch.name for patch in PATCHES if not patch.releases]
 
 
 def test_all_that_is_put_in_place_is_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,20 +182,6 @@ def test_all_that_is_put_in_place_is_in_the_table(monkeypatch: pytest.MonkeyPatc
     assert [name for name in found if name in NAMES_WHILE_MEASURING] == found
     with pytest.raises(ValueError, match="is not in PATCHES"):
         Installed().replace("torch.ones", lambda ones: ones)
-
-
-def test_all_that_an_estimate_puts_in_place_is_in_the_table(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
-    training = installed_by(monkeypatch, lambda: estimate(model, x, device="cuda"))
-    with torch.no_grad():
-        inference = installed_by(
-            monkeypatch, lambda: estimate(model, x, backward=False, device="cuda")
-        )
-    listed = {patch.name for patch in PATCHES if patch.during is During.ESTIMATING}
-    # It need not be imported, and may have been.
-    assert {*training, *inference} | {fake_tensors.ASKED_BY_TRANSFORMERS} == listed
 
 
 def test_nothing_is_put_in_place_by_an_import() -> None:
@@ -280,11 +243,9 @@ def test_a_compiler_that_is_reset_keeps_our_callbacks_until_the_end() -> None:
 
 def rows() -> Iterator[str]:
     """The table of docs/how-it-works.md."""
-    for during in During:
-        for patch in PATCHES:
-            if patch.during is during:
-                how = patch.how.value + (f", {patch.releases}" if patch.releases else "")
-                yield f"| `{patch.name}` | {how} | {patch.why} |"
+    for patch in PATCHES:
+        how = patch.how.value + (f", {patch.releases}" if patch.releases else "")
+        yield f"| `{patch.name}` | {how} | {patch.why} |"
 
 
 def test_the_table_for_users_is_the_table_that_is_used() -> None:

@@ -11,7 +11,7 @@ from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
 from pytest_torchmem.values.measured import unjudged
-from pytest_torchmem.values.picture import Blocks, ModuleShare, Picture, Span, StorageBlock
+from pytest_torchmem.values.picture import Blocks, Picture, Span, StorageBlock
 from pytest_torchmem.values.units import KiB, MiB, format_size
 from tests.report.page.test_page_in_browser import COUNT_PIXELS, rgb
 from tests.report.sample_run import report_of, result_of, sample_run, window
@@ -43,10 +43,6 @@ def drawn():
             frames=calls,
             rest=tuple(KiB if n < 80 else 0 for n in range(ROWS)),
             count=50,
-        ),
-        modules=(
-            ModuleShare("net.body", Category.ACTIVATION, 8 * MiB),
-            ModuleShare("net.head", Category.PARAMETER, 4 * MiB),
         ),
     )
 
@@ -223,32 +219,6 @@ def test_what_was_recorded_is_drawn_with_the_calls_of_the_body(open_page, profil
     assert any("train_two_steps" in text for text in page.locator(".calls li").all_inner_texts())
 
 
-# --- modules
-
-
-def test_the_peak_is_a_treemap_of_modules_with_areas_as_large_as_their_bytes(open_page):
-    page = open_page(picture_page(drawn(), "cpu"))
-    view(page, "modules")
-    tiles = {
-        tile.get_attribute("title").split(" ")[2]: tile.bounding_box()
-        for tile in page.locator(".leaf").all()
-    }
-    area = {name: box["width"] * box["height"] for name, box in tiles.items()}
-    assert area["net.body"] / area["net.head"] == pytest.approx(2, rel=0.15)
-    assert "12.0 MiB" in readout(page)
-
-
-def test_a_module_of_the_treemap_stands_alone_among_the_blocks_too(open_page):
-    page = open_page(picture_page(drawn(), "cpu"))
-    view(page, "modules")
-    page.locator(".treemap").get_by_role("button", name="body").click()
-    page.wait_for_timeout(60)
-    assert page.locator(".leaf").count() == 1
-    view(page, "blocks")
-    assert coloured(page, Category.PARAMETER) == 0
-    assert coloured(page, Category.ACTIVATION) > 1000
-
-
 # --- steps
 
 
@@ -349,21 +319,6 @@ def test_a_test_that_raised_was_not_compared(open_page):
     assert [row.locator(".against").inner_text() for row in rows.values()] == [
         "not compared, ended by an exception"
     ]
-
-
-def test_the_row_of_a_failed_estimate_has_the_estimate_s_numbers(open_page):
-    small = replace(window("a", Change.SAME, scale=KiB), limits={})
-    estimate = window("a::big", Change.GROWN, "grown", share=0.75)
-    estimate = replace(
-        estimate, result=replace(estimate.result, name="big (estimated)", estimated=True), limits={}
-    )
-    rows = listed(open_page, report_of("test_a", small, estimate, outcome="failed"))
-    (row,) = rows.values()
-    peak, against = (
-        cell.inner_text().split("\n") for cell in row.locator(".number, .against").all()
-    )
-    assert peak == ["90.1 MiB", "big (estimated)"]
-    assert against == ["+16.0 MiB (+22 %)", "grown"]
 
 
 def test_the_legend_names_lanes_where_they_are_drawn(open_page):

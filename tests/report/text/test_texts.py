@@ -118,19 +118,14 @@ def test_a_baseline_that_grew_is_no_limit_whatever_its_sentence_says():
     assert body.limit_status == "75% of limit"
 
 
-def test_an_estimate_is_told_beside_its_body():
-    step = window("a::step (estimated)", Change.SAME, scale=2 * MiB)
-    step = replace(step, result=replace(step.result, name="step (estimated)", estimated=True))
-    region = replace(step, result=replace(step.result, name="forward", estimated=False))
+def test_a_region_that_failed_is_told_beside_its_body():
+    well = window("a::forward", Change.SAME, scale=2 * MiB)
+    well = replace(well, result=replace(well.result, name="forward"))
+    over = replace(well, sentence=LIMIT, sentences=(LIMIT,), kinds=(OVER,))
+    over = replace(over, result=replace(over.result, name="backward"))
     body = replace(window("a", Change.NOT_COMPARED), baseline=None, baseline_bytes=0)
-    text = run_markdown(RunReport((report_of("a", body, region, step),)))
-    assert (
-        "| 75% of limit; `step (estimated)` 180.2 MiB (estimated), 75% of limit; same as baseline |"
-        in text
-    )
-    over = replace(step, sentence=LIMIT, sentences=(LIMIT,), kinds=(OVER,))
-    text = run_markdown(RunReport((report_of("a", over, outcome="failed"),)))
-    assert "| over limit; same as baseline |" in text
+    text = run_markdown(RunReport((report_of("a", body, well, over, outcome="failed"),)))
+    assert "| 75% of limit; `backward` over limit; same as baseline |" in text
 
 
 def test_what_ended_a_test_early_is_told():

@@ -1,1 +1,0 @@
-"""A program on fake tensors, recorded as a `StaticRun`."""

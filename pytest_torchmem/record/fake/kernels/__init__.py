@@ -1,1 +1,0 @@
-"""The memory of kernels: what they take for themselves, and those that CUDA has instead."""
