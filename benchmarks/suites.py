@@ -1,6 +1,6 @@
 """Other projects' tests, each with a baseline: what the plugin changes, and what it costs.
 
-    python benchmarks/suites.py CHECKOUT tests/of/it [...] [--name NAME] [--output FILE.md]
+    python -m benchmarks suites CHECKOUT tests/of/it [...] [--name NAME] [--output FILE.md]
 
 Runs the tests seven times in processes of their own: without the plugin; without it and each body
 in a session of torch's profiler as the recorder begins it, whose result nobody looks at; with the
@@ -172,7 +172,3 @@ def main() -> None:
     if options.output:
         with options.output.open("a", encoding="utf-8") as file:
             file.write("\n" + text)
-
-
-if __name__ == "__main__":
-    main()
