@@ -98,6 +98,7 @@ SLOW = (
     "tests/report/text/test_texts.py::test_failures_keep_their_sentences_beside_thousands",
     "tests/report/text/test_texts.py::test_the_summary_of_a_job_is_below",
     "tests/report/viewers/test_perfetto.py",
+    "tests/simulate/test_peaks_of_programs.py",
     "tests/store/test_baseline_rows.py::test_whatever_is_written_is_read_back_and_written_as_it_was",
     "tests/store/test_baseline_scale.py",
     "tests/store/test_baseline_writers.py::test_four_processes",

@@ -6,9 +6,12 @@
 A project holds one module and one test for each program of `benchmarks.regression_programs`. Its
 baselines are stored before the edit, and everything is committed as a user's project would be. Then
 all edits are made, and the project's tests run once. A program of several files has a project of
-its own. Of each failure only the first line is read:
-it is right in a column if category, operator, line or bytes are those of one of the answers that
-were written down with the edit; a row is right if one answer has all four. *holder* says whether
+its own. Of each failure only the first line is read. It tells all that one line made. It is right
+in a column if it names the line, category and operator of one of the answers that were written
+down with the edit, or says that the line has other operators; and in bytes if the line made at
+least half of those of the answer more (what the edit took away there counts, too) and the numbers
+of the sentence add up to the growth. A row is right if
+one answer has all four. *holder* says whether
 the message names who keeps what was retained, and *edit* whether the first line names a line that
 was edited, which may be another one than that which makes the memory.
 
@@ -45,35 +48,65 @@ _CATEGORY: Final = re.compile(
     r"|workspace|unknown)s?\b"
 )
 _OPERATOR: Final = re.compile(r"\bfrom ([\w:.|]+)")
-_PLACE: Final = re.compile(r"\b(\w+\.py):(\d+)\b")
-_EDIT: Final = re.compile(r"([\w.-]+\.\w+):(\d+)\b")
+_ELSEWHERE: Final = re.compile(
+    r"(?:, (?P<more>[\d.]+ \w+) more)?(?:(?:,| and) (?P<less>[\d.]+ \w+) less)? elsewhere"
+)
+_EXCESS: Final = re.compile(r"\+(\d[\d.]* (?:B|KiB|MiB|GiB))\b[^:]*\bover the baseline")
+_PLACES: Final = re.compile(r"\b(\w+\.py):(\d+)(?:-(\d+))?")
+_OTHERS: Final = re.compile(r"\band others (at|in)\b")
+_EDIT: Final = re.compile(r"([\w.-]+\.\w+):(\d+)(?:-(\d+))?\b")
 _CAUSE: Final = re.compile(r"\bbaseline of [^:]*: (.*)$")
 _MOVED: Final = "# One.\n# Two.\n# Three.\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a first line says; "" and 0 for what it does not say."""
+    """What a first line says of the line that it blames; "" and 0 for what it does not say.
 
-    category: str
+    Attributes:
+        categories: Those that the line's bytes are of.
+        operator: The one that made most of them.
+        has_others: The sentence says that the line has other operators, too.
+        lines: The lines of ``file`` that it blames.
+        size_bytes: What they made, as far as it is shown.
+        adds_up: What they made and what is elsewhere are the growth, as far as it is shown.
+    """
+
+    categories: frozenset[str]
     operator: str
+    has_others: bool
     file: str
-    line: int
-    size: str
+    lines: range
+    size_bytes: float
+    adds_up: bool
 
     @classmethod
     def read(cls, sentence: str) -> Answer:
         found = _CAUSE.search(sentence)
-        cause = found[1] if found else ""
-        category = _CATEGORY.search(cause) or _CATEGORY.match(sentence)
-        operator, place, size = (p.search(cause) for p in (_OPERATOR, _PLACE, _SIZE))
+        cause = found[1].partition("; changed since")[0] if found else ""
+        elsewhere = _ELSEWHERE.search(cause)
+        cause = cause[: elsewhere.start()] if elsewhere else cause
+        named = _CATEGORY.findall(cause) or _CATEGORY.findall(sentence.partition(" peaked")[0])
+        operator, place, size = (p.search(cause) for p in (_OPERATOR, _PLACES, _SIZE))
+        first, last = (int(place[2]), int(place[3] or place[2])) if place else (0, -1)
+        size_bytes = _bytes(size[0]) if size else 0
+        excess = _EXCESS.search(sentence)
+        more, less = (_bytes(elsewhere[n] or "0 B") if elsewhere else 0 for n in ("more", "less"))
+        apart = abs(_bytes(excess[1]) - size_bytes - more + less) if excess else 1
         return cls(
-            category[1] if category else "",
+            frozenset(named),
             operator[1] if operator else "",
+            bool(_OTHERS.search(cause)),
             place[1] if place else "",
-            int(place[2]) if place else 0,
-            size[0] if size else "",
+            range(first, last + 1),
+            size_bytes,
+            bool(size_bytes) and apart <= 0.012 * max(size_bytes, more, less) + 1,
         )
+
+
+def _bytes(text: str) -> float:
+    number, unit = text.split(" ")
+    return float(number) * _UNITS[unit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,28 +139,26 @@ def score(regression: Regression, text: str) -> Score:
     answer = Answer.read(text.partition("\n")[0])
     graded = [_grade(regression, blame, answer) for blame in regression.blames]
     holder = regression.holder in text if regression.holder else None
-    places = {(file, int(line)) for file, line in _EDIT.findall(text.partition("\n")[0])}
+    places = {
+        (file, line)
+        for file, first, last in _EDIT.findall(text.partition("\n")[0])
+        for line in range(int(first), int(last or first) + 1)
+    }
     is_named = not regression.edited_places.isdisjoint(places)
     return Score(regression, text, *max(graded, key=sum), holder, is_named)
 
 
 def _grade(regression: Regression, blame: Blame, answer: Answer) -> tuple[bool, bool, bool, bool]:
-    at_line = answer.file == f"{regression.name}.py" and answer.line in regression.blamed_lines
+    lines = regression.blamed_lines.intersection(answer.lines)
+    at_line = answer.file == f"{regression.name}.py" and bool(lines)
     is_diffuse = blame.operators == ANY
     return (
-        answer.category in blame.category.split("|"),
-        is_diffuse or answer.operator in blame.operators.split("|"),
+        not answer.categories.isdisjoint(blame.category.split("|")),
+        is_diffuse or answer.has_others or answer.operator in blame.operators.split("|"),
         at_line or (is_diffuse and not answer.file),
-        _is_size(answer.size, blame.size_bytes),
+        # What the line made before the edit counts against what it makes now.
+        answer.adds_up and 2.05 * answer.size_bytes >= blame.size_bytes,
     )
-
-
-def _is_size(text: str, size_bytes: int) -> bool:
-    """True if a size as it is shown, with one digit, stands for a number of bytes."""
-    if not text:
-        return False
-    number, unit = text.split(" ")
-    return abs(float(number) * _UNITS[unit] - size_bytes) <= 0.051 * _UNITS[unit]
 
 
 class Project:

@@ -335,7 +335,7 @@ def a_regression_is_caught(project: Project) -> None:
     assert "1 failed, 3 passed" in told
     assert (
         "memory peaked at 133.0 MiB, +33.0 MiB (+33 %) over the baseline of 100.0 MiB: "
-        "+33.0 MiB of activation from aten::_to_copy in net.norm (fake_measure.py:31)"
+        "+33.0 MiB of activation from aten::_to_copy at fake_measure.py:31 in net.norm"
     ) in told
     assert "\n::error file=test_net.py,line=" in told
     assert "\n::warning file=fake_measure.py,line=31,title=memory grown here::" in told
@@ -344,7 +344,7 @@ def a_regression_is_caught(project: Project) -> None:
     project.pytest("--torchmem-report=mended.json")
     told = project.torchmem("diff", "mended.json", "out/results.json", ends=1)
     assert "+33.0 MiB" in told
-    assert "aten::_to_copy in net.norm" in told
+    assert "aten::_to_copy at fake_measure.py:31 in net.norm" in told
     project.torchmem("diff", "out/results.json", "mended.json")
     assert project.diff() == []
 

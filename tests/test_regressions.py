@@ -57,7 +57,7 @@ def test_an_edit_is_written_as_a_diff() -> None:
 
 
 def said(size: str, operator: str, line: int, more: str = "") -> str:
-    cause = f"+{size} of temporary from {operator} (doubled.py:{line}){more}"
+    cause = f"+{size} of temporary from {operator} at doubled.py:{line}{more}"
     return f"memory peaked at 2.0 MiB, +1.0 MiB (+100 %) over the baseline of 1.0 MiB: {cause}\n"
 
 
@@ -72,11 +72,21 @@ def test_a_right_answer_is_right_in_all_columns() -> None:
         (said("1.0 MiB", "aten::add", LINE), 1),
         (said("1.0 MiB", "aten::mul", LINE + 1), 2),
         (said("1.2 MiB", "aten::mul", LINE), 3),
+        (said("0.4 MiB", "aten::mul", LINE, ", 0.6 MiB more elsewhere"), 3),
     ],
 )
 def test_each_column_can_be_wrong(text: str, column: int) -> None:
     columns = score(DOUBLED, text).columns
     assert [place for place, right in enumerate(columns) if not right] == [column]
+
+
+def test_a_line_tells_all_that_it_made_and_what_is_elsewhere() -> None:
+    less = ", 0.2 MiB more and 0.6 MiB less elsewhere"
+    assert all(score(DOUBLED, said("1.4 MiB", "aten::mul", LINE, less)).columns)
+    parts = said("1.0 MiB", "aten::add and others", LINE).replace(
+        f":{LINE}", f":{LINE}-{LINE + 3} (activation 0.6, temporary 0.4)"
+    )
+    assert all(score(DOUBLED, parts.replace("of temporary ", "")).columns)
 
 
 def test_a_test_that_passed_is_wrong_in_all_columns() -> None:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from pytest_torchmem.analysis.judge.causes import origin
+from pytest_torchmem.analysis.judge.causes import line_text
 from pytest_torchmem.analysis.judge.differences import Comparison, compare
 from pytest_torchmem.cli.inputs import Key, Measurements
 from pytest_torchmem.report.page.comparison import ORDER, ComparedTest, comparison_page
 from pytest_torchmem.report.text.tables import one_line
 from pytest_torchmem.values.baseline import TOTAL, Allowance, Change
 from pytest_torchmem.values.contributors import Category
-from pytest_torchmem.values.findings import Difference, words
+from pytest_torchmem.values.findings import LineDifference, words
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.units import format_change, format_size
 
@@ -105,7 +105,7 @@ def diff_text(diff: Diff, every: bool, colour: bool) -> str:
             word = f"\x1b[{_STYLES[row.change]}m{word}\x1b[0m"
         estimated = key in diff.before.estimated | diff.after.estimated
         lines.append(f"{word} {key}  {amount(row)}{' (estimated)' if estimated else ''}")
-        lines += [f"        {cause(d)}" for d in row.differences[:CAUSES]]
+        lines += [f"        {cause(d)}" for d in row.lines[:CAUSES]]
         lines += [f"        {text}" for text in _own_peaks(row)]
     return "\n".join([*lines, counts(diff)])
 
@@ -117,7 +117,7 @@ def as_page(diff: Diff) -> str:
             name=str(key),
             environment=key.environment,
             comparison=row,
-            causes=(*map(cause, row.differences[:CAUSES]), *_own_peaks(row)),
+            causes=(*map(cause, row.lines[:CAUSES]), *_own_peaks(row)),
             before=diff.before.windows.get(diff.then.get(key, key)),
             after=diff.after.windows.get(key),
         )
@@ -148,9 +148,9 @@ def amount(row: Comparison) -> str:
     return f"{format_size(row.after.total)}: {row.changed.sentence}"
 
 
-def cause(difference: Difference) -> str:
-    """Return one changed contributor on a line."""
-    return one_line(f"{format_change(difference.size_bytes)} {origin(difference.contributor)}")
+def cause(line: LineDifference) -> str:
+    """Return the change that one line of code made, on a line."""
+    return one_line(line_text(line))
 
 
 def _own_peaks(row: Comparison) -> Iterator[str]:
@@ -158,7 +158,7 @@ def _own_peaks(row: Comparison) -> Iterator[str]:
 
     The largest comes first.
     """
-    if row.before is None or row.after is None or row.differences or row.change is Change.SAME:
+    if row.before is None or row.after is None or row.lines or row.change is Change.SAME:
         return
     before, after = row.before, row.after
     changes = {
@@ -179,7 +179,7 @@ def diff_json(diff: Diff) -> str:
             "change": row.change.value,
             "before_bytes": row.before.total if row.before else None,
             "after_bytes": row.after.total if row.after else None,
-            "causes": [{"bytes": d.size_bytes, "text": cause(d)} for d in row.differences],
+            "causes": [{"bytes": d.size_bytes, "text": cause(d)} for d in row.lines],
         }
         for key, row in diff.rows
     ]

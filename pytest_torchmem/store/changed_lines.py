@@ -18,8 +18,11 @@ from typing import Final, TypeAlias
 from pytest_torchmem.store.baseline_rows import origins_path
 from pytest_torchmem.store.changed_code import changed_statements
 from pytest_torchmem.values.contributors import Source
+from pytest_torchmem.values.findings import CodeLines
 
 _GIT_SECONDS: Final = 10
+_TOGETHER: Final = 20
+"""So many lines that were changed together are told as one place."""
 _HUNK: Final = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _FILE: Final = "+++ b/"
 _PLAIN: Final = ("--no-color", "--src-prefix=a/", "--dst-prefix=b/")
@@ -180,20 +183,27 @@ class ChangedLines:
         if self._kept:
             self._kept.keep(baselines)
 
-    def has_changed(self, baseline: Path, source: Source) -> bool:
-        """Return whether a line was changed or added since the baseline was stored.
+    def changed_at(self, baseline: Path, source: Source) -> CodeLines | None:
+        """Return the lines that were changed together with a line; None for one that was not.
 
-        All lines of a file that git was not told of yet were added.
+        All lines of a file that git was not told of yet were added. So many lines say nothing about
+        one of them: then it stands alone.
         """
-        hunks, file = self._since(baseline).get(source.file), source.file
+        hunks, file, line = self._since(baseline).get(source.file), source.file, source.line
         if hunks is not None:
-            return any(hunk.first <= source.line <= hunk.last for hunk in hunks)
+            hunk = next((h for h in hunks if h.first <= line <= h.last), None)
+            if hunk is None:
+                return None
+            if hunk.last - hunk.first < _TOGETHER:
+                return CodeLines(file, hunk.first, hunk.last)
+            return CodeLines(file, line, line)
         if file not in self._untracked:
             options = ("ls-files", "--others", "--exclude-standard", "--", f":(literal){file}")
             self._untracked[file] = git_output(self._folder, *options)
-        return not self._code_of(baseline).now and bool(self._untracked[file])
+        is_new = not self._code_of(baseline).now and bool(self._untracked[file])
+        return CodeLines(file, line, line) if is_new else None
 
-    def places(self, baseline: Path) -> tuple[Source, ...]:
+    def places(self, baseline: Path) -> tuple[CodeLines, ...]:
         """Return the first line of code of each change since the baseline was stored.
 
         Of Python these count whose statements do something else than before.
@@ -208,7 +218,7 @@ class ChangedLines:
                     for h in since[file]
                     if not (came.isdisjoint(h.is_now) and gone.isdisjoint(h.was))
                 ]
-        return tuple(Source(file, line, "") for file, some in lines.items() for line in some)
+        return tuple(CodeLines(file, line, line) for file, some in lines.items() for line in some)
 
     def _whole(
         self, baseline: Path, files: Mapping[str, Sequence[Hunk]]

@@ -197,6 +197,11 @@ class Contributor(JsonFields):
         where = (self.source.file_name, self.source.line) if self.source else ()
         return (self.category, self.operator, self.module, self.phase, where)
 
+    @property
+    def told_line(self) -> tuple[object, ...]:
+        """The line that made it, as a reader knows it; without one, all but its label."""
+        return self.told_as[4:] if self.source else self.told_as[1:]
+
 
 def common_module(modules: Iterable[str]) -> str:
     """Return what the paths of modules have in common: ``net.blocks`` of two of its children."""

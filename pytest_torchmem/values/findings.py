@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from pytest_torchmem.values.baseline import Allowance, Change, ChangedNumber
 from pytest_torchmem.values.contributors import Category, Contributor
 from pytest_torchmem.values.errors import MarkerError, SizeError, TorchmemError, is_torchmem_error
-from pytest_torchmem.values.json_values import shown
+from pytest_torchmem.values.json_values import SIGNED, JsonFields, JsonRow, shown
 from pytest_torchmem.values.results import Result, meant
 from pytest_torchmem.values.units import (
     KiB,
@@ -220,24 +220,72 @@ class DifferenceKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(JsonFields):
     """One contributor that holds more than on the other side, or less.
 
     Attributes:
         contributor: The one that grew, as it is now; or the one that shrank, as it was.
         size_bytes: By how much: above zero for growth, below for shrinking.
         kind: How it differs.
-        changed: The line that makes it is not as it was when the baseline was stored.
-        places: Of how many modules it is; its path is what they have in common.
         was: The category that relabelled bytes had.
     """
 
     contributor: Contributor
-    size_bytes: int
+    size_bytes: int = field(metadata={"key": "bytes", **SIGNED})
     kind: DifferenceKind
-    changed: bool = False
-    places: int = 1
     was: Category | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLines(JsonRow):
+    """Lines of a file, from the first to the last; both are 0 where only the file is known."""
+
+    file: str
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        """The place as a sentence has it: the end of the file's path, ``net.py:60-63``."""
+        return self.text.replace("\\", "/").rpartition("/")[2]
+
+    @property
+    def text(self) -> str:
+        """The place with the whole path of its file."""
+        if not self.first:
+            return self.file
+        return f"{self.file}:{self.first}" + (f"-{self.last}" if self.last > self.first else "")
+
+
+@dataclass(frozen=True, slots=True)
+class LineDifference(JsonFields):
+    """The difference that one line makes: it holds more than before in all, or less.
+
+    Lines that were changed together count as one. What no line made stands alone.
+
+    Attributes:
+        parts: The contributors of the line that differ, the largest change first; never empty.
+        changed: The lines that were changed together; None where the line is as it was.
+    """
+
+    parts: tuple[Difference, ...]
+    changed: CodeLines | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """By how much more or less all parts hold."""
+        return sum(part.size_bytes for part in self.parts)
+
+    @property
+    def contributors(self) -> tuple[Contributor, ...]:
+        return tuple(part.contributor for part in self.parts)
+
+    @property
+    def place(self) -> CodeLines | None:
+        """Where it is; None for what no line made."""
+        source = self.parts[0].contributor.source
+        if self.changed or source is None:
+            return self.changed
+        return CodeLines(source.file, source.line, source.line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +297,14 @@ class Finding:
         key: One of `LIMIT_KEYS`.
         numbers: Both numbers, in a sentence without a cause; or why there is no number.
         excess_bytes: By how much; 0 when the number could not be judged.
-        growths: What grew, the most telling first, when there was a baseline to compare with.
+        lines: What differs from the baseline by line, the cause first; their bytes and what is too
+            small to be listed are `excess_bytes`. Empty without a baseline.
         cause: The cause in words, ``""`` for none.
         causes: The contributors that these words are about; empty for none.
         others: What else came and went, in words that follow; ``""`` for nothing.
+        place: The lines that made it, or the one changed place that leads to them; None where no
+            line is known.
+        changed_since: Where code has changed since the baseline, as far as the words name it.
         allowed: What the baseline allows: ``tolerance 2 %``; ``""`` without one.
     """
 
@@ -260,10 +312,12 @@ class Finding:
     key: str
     numbers: str
     excess_bytes: int = 0
-    growths: tuple[Difference, ...] = ()
+    lines: tuple[LineDifference, ...] = ()
     cause: str = ""
     causes: tuple[Contributor, ...] = ()
     others: str = ""
+    place: CodeLines | None = None
+    changed_since: tuple[CodeLines, ...] = ()
     allowed: str = ""
 
     @property
@@ -282,8 +336,9 @@ class Verdict:
     """The findings on one result: its limits and its baseline are held against it.
 
     Attributes:
-        findings: What failed, the most telling first; empty when all is well. The others stand
-            with `values.measured.Window`, which takes them over.
+        findings: What failed, the most telling first; empty when all is well.
+        lines: What made the number `changed` other than it was, by line. The others stand with
+            `values.measured.Window`, which takes them over.
     """
 
     result: Result
@@ -296,6 +351,7 @@ class Verdict:
     accepted: str = ""
     excused: Mapping[str, int] = field(default_factory=dict)
     changed: ChangedNumber | None = None
+    lines: tuple[LineDifference, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -315,15 +371,6 @@ class Verdict:
     def kinds(self) -> tuple[FindingKind, ...]:
         """The kinds of what failed, each once, the most telling first."""
         return tuple(dict.fromkeys(finding.kind for finding in self.findings))
-
-    @property
-    def growths(self) -> tuple[Difference, ...]:
-        """The growths against the baseline, each contributor once, the largest first."""
-        seen: dict[object, Difference] = {}
-        for finding in self.findings:
-            for growth in finding.growths:
-                seen.setdefault(growth.contributor.told_as, growth)
-        return tuple(sorted(seen.values(), key=lambda g: -g.size_bytes))
 
 
 def is_estimated(result: Result, key: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Final
 
 from pytest_torchmem.values.baseline import TOTAL, BaselineEntry, Change, ChangedNumber
 from pytest_torchmem.values.contributors import Contributor
-from pytest_torchmem.values.findings import FindingKind, is_estimated
+from pytest_torchmem.values.findings import CodeLines, FindingKind, LineDifference, is_estimated
 from pytest_torchmem.values.json_values import Json, JsonFields, whole_number
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Level, Result
@@ -50,6 +50,10 @@ class Window(JsonFields):
         accepted: The change that an update stores, in a sentence; ``""`` where it stores none.
         excused: The bytes that known holders hold and that no limit counted, by pattern.
         changed: The number that the change is told by; None without a baseline.
+        lines: What made that number grow, by line, the cause first; with what is too small to be
+            listed they add up to the growth. Empty where it did not grow.
+        place: The lines that the first sentence blames, or the one changed place that leads there.
+        changed_since: Where code has changed since the baseline, as far as a sentence names it.
     """
 
     key: str
@@ -69,6 +73,9 @@ class Window(JsonFields):
     accepted: str = ""
     excused: Mapping[str, int] = field(default_factory=dict)
     changed: ChangedNumber | None = None
+    lines: tuple[LineDifference, ...] = ()
+    place: CodeLines | None = None
+    changed_since: tuple[CodeLines, ...] = ()
 
     @property
     def told_by(self) -> ChangedNumber:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Final
 
@@ -192,6 +192,22 @@ def listed(names: Sequence[str]) -> str:
 def format_change(size_bytes: int) -> str:
     """Return a size with its sign: ``+32.0 MiB``, ``-4 B``, ``+0 B``."""
     return ("+" if size_bytes >= 0 else "") + format_size(size_bytes)
+
+
+def format_parts(parts: Mapping[str, int], whole_bytes: int) -> str:
+    """Return the parts of a size in its unit: ``temporary 8.0, activation 2.0`` of 10.0 MiB.
+
+    A part that would read as 0.0 has its own unit.
+    """
+    name, factor = next(((n, f) for n, f, least in _SHOWN_IN if abs(whole_bytes) >= least), ("", 1))
+    digits = 1 if name else 0
+    told = (
+        f"{part} {size / factor:.{digits}f}"
+        if abs(size) * 20 >= factor
+        else f"{part} {format_size(size)}"
+        for part, size in parts.items()
+    )
+    return ", ".join(told)
 
 
 def format_share(change_bytes: int, whole_bytes: int) -> str:

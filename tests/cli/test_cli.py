@@ -31,7 +31,7 @@ def test_growth_ends_with_1_and_names_its_cause(command, tmp_path):
     assert code == Exit.GROWN
     assert out.splitlines() == [
         "grown   tests/test_a.py::test_x  10.0 MiB -> 14.0 MiB, +4.0 MiB (+40 %)",
-        "        +4.0 MiB of activation from aten::mm in net.fc (net.py:3)",
+        "        +4.0 MiB of activation from aten::mm at net.py:3 in net.fc",
         "1 grown, 1 same",
     ]
 

@@ -50,7 +50,7 @@ def test_two_snapshots_are_compared_by_line(command, write):
     code, out, _ = command("diff", before, after)
     assert code == 1
     assert "snapshot  5.0 MiB -> 17.0 MiB, +12.0 MiB" in out
-    assert "unknown (model.py:2)" in out
+    assert "unknown at model.py:2" in out
 
 
 def test_a_snapshot_is_shown_and_reported(command, write, tmp_path):

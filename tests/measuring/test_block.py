@@ -77,7 +77,7 @@ def test_a_block_over_its_limit_raises_the_sentence_of_a_test():
         make(2)
     assert str(caught.value).startswith(
         "in 'work', temporary peaked at 2.0 MiB, +2.0 MiB over the limit of 3 B: "
-        "largest 2.0 MiB from aten::ones (test_block.py:"
+        "largest 2.0 MiB from aten::ones at test_block.py:"
     )
     assert str(caught.value).endswith(" [over-limit]")
     assert len(caught.value.sentences) == 2

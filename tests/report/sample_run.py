@@ -146,7 +146,7 @@ def counted(key, level=Level.COUNTERS, **changes):
 
 GROWN = (
     "activation peaked at 64.0 MiB, +16.0 MiB (+33 %) over the baseline of 48.0 MiB: "
-    "+16.0 MiB from aten::_to_copy in model.layers.*.norm (net.py:41)"
+    "+16.0 MiB from aten::_to_copy at net.py:41 in model.layers.*.norm"
 )
 
 

@@ -46,7 +46,7 @@ def changed(folder: Path) -> list[int]:
     return [
         line
         for line in range(1, 5)
-        if lines.has_changed(folder / BASELINE, Source("src/net.py", line, "f"))
+        if lines.changed_at(folder / BASELINE, Source("src/net.py", line, "f"))
     ]
 
 
@@ -91,9 +91,9 @@ def test_all_lines_of_a_new_file_have_changed_before_git_is_told_of_it_and_after
 ) -> None:
     put(folder, "src/layers.py", BEFORE)
     new = Source("src/layers.py", 2, "f")
-    assert ChangedLines(folder).has_changed(folder / BASELINE, new)
+    assert ChangedLines(folder).changed_at(folder / BASELINE, new)
     git(folder, "add", "src/layers.py")
-    assert ChangedLines(folder).has_changed(folder / BASELINE, new)
+    assert ChangedLines(folder).changed_at(folder / BASELINE, new)
 
 
 def test_lines_of_files_that_git_ignores_or_has_elsewhere_have_not_changed(folder: Path) -> None:
@@ -102,7 +102,7 @@ def test_lines_of_files_that_git_ignores_or_has_elsewhere_have_not_changed(folde
     elsewhere = folder.parent / "elsewhere.py"
     elsewhere.write_text(BEFORE)
     for file in ("venv/torch.py", str(elsewhere), "../elsewhere.py", "gone.py", ""):
-        assert not ChangedLines(folder).has_changed(folder / BASELINE, Source(file, 2, "f"))
+        assert not ChangedLines(folder).changed_at(folder / BASELINE, Source(file, 2, "f"))
 
 
 def test_a_new_baseline_is_of_the_code_that_it_was_committed_with(folder: Path) -> None:
@@ -118,13 +118,13 @@ def test_a_baseline_that_is_not_committed_is_held_against_the_newest_commit(fold
     put(folder, "src/net.py", AFTER)
     lines = ChangedLines(folder)
     other = folder / "tests/__torchmem__/cpu/test_other.json"
-    assert lines.has_changed(other, Source("src/net.py", 2, "f"))
+    assert lines.changed_at(other, Source("src/net.py", 2, "f"))
 
 
 def test_a_project_below_the_repository_names_files_from_its_own_root(folder: Path) -> None:
     put(folder, "src/net.py", AFTER)
     lines = ChangedLines(folder / "src")
-    assert lines.has_changed(folder / BASELINE, Source("net.py", 2, "f"))
+    assert lines.changed_at(folder / BASELINE, Source("net.py", 2, "f"))
 
 
 def places(folder: Path) -> list[str]:
@@ -179,7 +179,7 @@ def test_a_file_with_an_umlaut_is_known_by_its_name(folder: Path) -> None:
     put(folder, "src/größe.py", AFTER)
     assert places(folder) == ["größe.py:2"]
     lines = ChangedLines(folder)
-    assert lines.has_changed(folder / BASELINE, Source("src/größe.py", 2, "f"))
+    assert lines.changed_at(folder / BASELINE, Source("src/größe.py", 2, "f"))
 
 
 def test_without_a_repository_nothing_has_changed(tmp_path: Path) -> None:
@@ -265,11 +265,11 @@ def test_without_a_repository_lines_are_held_against_code_that_was_kept(
         changes = [
             line
             for line in range(1, 5)
-            if lines.has_changed(project / BASELINE, Source("src/net.py", line, "f"))
+            if lines.changed_at(project / BASELINE, Source("src/net.py", line, "f"))
         ]
         assert changes == ([2, 3] if is_known else [])
         new = Source("src/new.py", 1, "f")
-        assert lines.has_changed(project / BASELINE, new) is is_known
+        assert bool(lines.changed_at(project / BASELINE, new)) is is_known
         places = [str(place) for place in lines.places(project / BASELINE)]
         assert places == (["small.toml:2", "net.py:2"] if is_known else [])
     moved = remembering(project).now_at(project / BASELINE, Source("src/net.py", 3, "f"))
@@ -306,7 +306,7 @@ def test_lines_of_a_file_with_a_new_name_have_changed_where_they_were_edited(
     put(project, "src/model.py", "import torch\n\n" + BEFORE * 8 + AFTER)
     (project / "src/net.py").unlink()
     lines, baseline = remembering(project), project / BASELINE
-    lines_changed = [n for n in range(1, 40) if lines.has_changed(baseline, at("src/model.py", n))]
+    lines_changed = [n for n in range(1, 40) if lines.changed_at(baseline, at("src/model.py", n))]
     assert lines_changed == [28, 29]
     assert lines.now_at(baseline, at("src/net.py", 30)) == at("src/model.py", 30)
     assert lines.now_at(baseline, at("src/net.py", 5)) == at("src/model.py", 4)
@@ -347,4 +347,4 @@ def test_where_code_cannot_be_kept_nothing_is(folder: Path) -> None:
     lines = ChangedLines(folder, KeptCode(folder, lambda: folder / "src/net.py"))
     lines.keep([folder / BASELINE])
     put(folder, "src/net.py", AFTER)
-    assert lines.has_changed(folder / BASELINE, Source("src/net.py", 2, "f"))
+    assert lines.changed_at(folder / BASELINE, Source("src/net.py", 2, "f"))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final, TypeAlias
 
+from pytest_torchmem.analysis.judge.lines import by_line, cause_first
 from pytest_torchmem.values.baseline import (
     TOTAL,
     Allowance,
@@ -27,8 +28,9 @@ from pytest_torchmem.values.baseline import (
     Numbers,
     told_change,
 )
-from pytest_torchmem.values.contributors import Category, Contributor, Phase, common_module
-from pytest_torchmem.values.findings import Difference, DifferenceKind
+from pytest_torchmem.values.contributors import Contributor, Phase, common_module
+from pytest_torchmem.values.findings import Difference, DifferenceKind, LineDifference
+from pytest_torchmem.values.measured import Window
 
 Key: TypeAlias = Callable[[Contributor], tuple[Hashable, ...]]
 _Pair: TypeAlias = tuple[Contributor | None, Contributor | None]
@@ -236,9 +238,7 @@ def _merged(found: Iterable[Difference]) -> list[Difference]:
             order=min(contributor.order for contributor in contributors),
         )
         size_bytes = sum(difference.size_bytes for difference in group)
-        merged.append(
-            replace(group[0], contributor=one, size_bytes=size_bytes, places=len(modules))
-        )
+        merged.append(replace(group[0], contributor=one, size_bytes=size_bytes))
     return merged
 
 
@@ -267,31 +267,35 @@ class Comparison:
         return (self.after.total if self.after else 0) - before
 
     @property
-    def differences(self) -> tuple[Difference, ...]:
-        """The changes, as `entry_differences` has them; none where there is one side only."""
+    def lines(self) -> tuple[LineDifference, ...]:
+        """The changes, as `line_differences` has them; none where there is one side only."""
         if self.before is None or self.after is None or self.changed is None:
             return ()
-        return entry_differences(self.after, self.before, self.changed)
+        return line_differences(self.after, self.before, self.changed)
 
 
-def entry_differences(
+def line_differences(
     after: BaselineEntry, before: BaselineEntry, changed: ChangedNumber
-) -> tuple[Difference, ...]:
-    """Return what made the number ``changed`` what it is: of what grew, all growths come first.
+) -> tuple[LineDifference, ...]:
+    """Return what made the number ``changed`` what it is, summed by line.
 
-    Then comes what went the other way, each the largest first. Where the peaks of the total are
-    asked about and are equal, each category's own peak is compared.
+    The cause comes first, then what changed in the same way, then what went the other way, each the
+    largest first. With what is too small to be listed they add up to the change.
     """
-    is_same = changed.key == TOTAL and after.total == before.total
-    keys = [category.value for category in Category] if is_same else [changed.key]
-    found = [d for key in keys for d in number_differences(after, before, key)]
-    shrank = changed.by_bytes < 0
+    lines = by_line(number_differences(after, before, changed.key))
+    if changed.by_bytes < 0:
+        return tuple(sorted(lines, key=lambda line: line.size_bytes > 0))
+    return cause_first(lines, changed.by_bytes)
 
-    def place(difference: Difference) -> tuple[bool, int, tuple[str, ...]]:
-        size_bytes = difference.size_bytes
-        return (size_bytes < 0) != shrank, -abs(size_bytes), difference.contributor.identity
 
-    return tuple(sorted(found, key=place))
+def lines_of(window: Window) -> tuple[LineDifference, ...]:
+    """Return what made the number that a window's change is told by other than its baseline's.
+
+    A failure's own come first; for what failed nothing they are made of what a report keeps.
+    """
+    if window.lines or window.baseline is None:
+        return window.lines
+    return line_differences(BaselineEntry.whole(window.result), window.baseline, window.told_by)
 
 
 def number_differences(

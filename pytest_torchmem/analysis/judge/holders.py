@@ -116,7 +116,9 @@ def _with_holder(finding: Finding, held: tuple[Held, ...]) -> Finding:
     """
     asked = (each for each in held if each.at_end or finding.key == "growth")
     made = [e.holder for e in asked if any(_are_one(e.contributor, c) for c in finding.causes)]
-    told_bytes = min(finding.excess_bytes, sum(cause.size_bytes for cause in finding.causes))
+    told_bytes = sum(cause.size_bytes for cause in finding.causes)
+    if finding.lines:
+        told_bytes = min(finding.excess_bytes, finding.lines[0].size_bytes)
     is_gone = 2 * sum(holder.size_bytes for holder in made) < told_bytes
     if not made or (is_gone and finding.key not in RETAINED):
         return finding

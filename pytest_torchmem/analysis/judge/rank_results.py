@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pytest_torchmem.analysis.judge.causes import cause_of, most_telling_first
+from pytest_torchmem.analysis.judge.causes import cause_of
 from pytest_torchmem.analysis.judge.differences import differences
+from pytest_torchmem.analysis.judge.lines import by_line, cause_first
 from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits
 from pytest_torchmem.values import findings
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Reference
@@ -125,8 +126,9 @@ class RankResults:
         top, low = self.largest, self.smallest
         high, small = format_apart(top.result.peak.total, low.result.peak.total)
         found = differences(top.result.peak.live, low.result.peak.live)
-        growths = most_telling_first((d for d in found if d.size_bytes > 0), self.spread_bytes)
-        found_cause = cause_of(growths, self.spread_bytes, "total") if growths else None
+        lines = cause_first(by_line(found), self.spread_bytes)
+        is_known = any(line.size_bytes > 0 for line in lines)
+        found_cause = cause_of(lines, self.spread_bytes, "total") if is_known else None
         cause = f": {found_cause.text}{found_cause.others}" if found_cause else ""
         over = format_size(self.spread_bytes - allowed_bytes)
         return [

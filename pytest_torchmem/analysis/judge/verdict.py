@@ -11,6 +11,7 @@ from typing import Final
 from pytest_torchmem.analysis.judge import causes
 from pytest_torchmem.analysis.judge.causes import LostByOrigin
 from pytest_torchmem.analysis.judge.differences import number_differences
+from pytest_torchmem.analysis.judge.lines import ChangedAt, by_line, cause_first, largest_line
 from pytest_torchmem.values.baseline import (
     TOTAL,
     Allowance,
@@ -26,10 +27,12 @@ from pytest_torchmem.values.findings import (
     COUNTERS,
     LIMIT_KEYS,
     RETAINED,
+    CodeLines,
     Difference,
     DifferenceKind,
     Finding,
     FindingKind,
+    LineDifference,
     Verdict,
     is_estimated,
     words,
@@ -48,13 +51,13 @@ class CodeChanges:
     """The changes of code since a baseline was stored; each is looked up when it is asked for.
 
     Attributes:
-        is_changed: Whether a line is not as it was.
-        places: The first line of each change.
+        changed_at: The lines that were changed together with a line; None for one that was not.
+        places: Each change.
         now_at: Where a line of then is now.
     """
 
-    is_changed: Callable[[Source], bool] = lambda source: False
-    places: Callable[[], Sequence[Source]] = tuple
+    changed_at: ChangedAt = lambda source: None
+    places: Callable[[], Sequence[CodeLines]] = tuple
     now_at: Callable[[Source], Source] = lambda source: source
 
 
@@ -104,19 +107,30 @@ def judge_baseline(
                 number.key,
                 _exceeds(result, number.key, number.after_bytes, number.before_bytes, told_as),
                 number.by_bytes,
-                sides.growths(number.key, number.by_bytes),
+                lines=sides.lines(number.key, number.by_bytes),
                 allowed=allowed.text_for(number.before_bytes),
             )
             findings.append(_with_cause(finding, result))
     change, ranked = overall(changes), rank(findings)
     changed, notice = ChangedNumber(TOTAL, stored.total, result.peak.total), ""
+    lines: tuple[LineDifference, ...] = ()
     if change is Change.GROWN:
         changed = next(number for number in numbers if number.key == ranked[0].key)
+        lines = ranked[0].lines
     if change is Change.SHRUNK:
         # The first of equal savings: the total where that shrank as much as a part of it.
         changed = min(numbers, key=lambda number: number.by_bytes)
         notice = _told_saving(changed)
-    return Verdict(result, ranked, change, stored.total, notice, environment, changed=changed)
+    return Verdict(
+        result,
+        ranked,
+        change,
+        stored.total,
+        notice,
+        environment,
+        changed=changed,
+        lines=lines,
+    )
 
 
 def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
@@ -143,12 +157,12 @@ def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     less than its parts, and so does a category that only took over what another had.
     """
     found = list(findings)
-    leads = [f.growths[0] for f in found if f.growths]
+    leads = sorted((f.lines[0] for f in found if f.lines), key=lambda line: -line.size_bytes)
     excess_bytes = max((f.excess_bytes for f in found), default=0)
-    order = [id(lead) for lead in causes.most_telling_first(leads, excess_bytes)]
+    order = [id(lead) for lead in cause_first(leads, excess_bytes)]
 
     def telling(finding: Finding) -> tuple[int, int, int, int]:
-        place = order.index(id(finding.growths[0])) if finding.growths else len(order)
+        place = order.index(id(finding.lines[0])) if finding.lines else len(order)
         key = LIMIT_KEYS.index(finding.key)
         return (_tier(finding), place, -finding.excess_bytes, key)
 
@@ -158,7 +172,7 @@ def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def _tier(finding: Finding) -> int:
     if not finding.kind.has_excess:
         return 0
-    if finding.growths and finding.growths[0].kind is DifferenceKind.RELABELLED:
+    if finding.lines and finding.lines[0].parts[0].kind is DifferenceKind.RELABELLED:
         return 4
     if finding.key == "total":
         return 1 if finding.kind is FindingKind.GROWN else 3
@@ -310,20 +324,15 @@ class _Sides:
     def lost(self) -> LostByOrigin:
         return causes.lost_by_origin(self.now.live, self.then.live)
 
-    def growths(self, key: str, excess_bytes: int) -> tuple[Difference, ...]:
-        """Return what grew, the most telling first; nothing for an entry without contributors."""
+    def lines(self, key: str, excess_bytes: int) -> tuple[LineDifference, ...]:
+        """Return what differs by line, the cause first; nothing without stored contributors."""
         now, entry = self.now, self.then
         if entry.total and not entry.live:
             return ()
         found: Sequence[Difference] = number_differences(now, entry, key)
         if key not in (TOTAL, "retained"):
             found = causes.tell_labels(found, self.lost)
-        grown = (
-            replace(d, changed=bool((s := d.contributor.source) and self.code.is_changed(s)))
-            for d in found
-            if d.size_bytes > 0
-        )
-        return causes.most_telling_first(grown, excess_bytes)
+        return cause_first(by_line(found, self.code.changed_at), excess_bytes)
 
 
 def with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Finding, ...]:
@@ -332,28 +341,41 @@ def with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Find
         return findings
     first, *others = findings
     source = first.causes[0].source
-    if source and code.is_changed(source):
+    if source and code.changed_at(source):
         return findings
-    made = (*(growth.contributor for growth in first.growths), *first.causes)
-    told = first.others + causes.changed_elsewhere(made, code.places())
-    return (replace(first, others=told), *others)
+    made = (*(c for line in first.lines for c in line.contributors), *first.causes)
+    places = causes.changes_to_name(made, code.places())
+    if not places:
+        return findings
+    told = f"{first.others}; changed since: {', '.join(map(str, places))}"
+    place = places[0] if len(places) == 1 else first.place
+    return (replace(first, others=told, changed_since=places, place=place), *others)
 
 
 def _with_cause(finding: Finding, result: Result) -> Finding:
     """Add what a number grew by, or without a baseline what is largest."""
-    growths, grown_bytes = finding.growths, finding.excess_bytes
+    lines, grown_bytes = finding.lines, finding.excess_bytes
     if finding.key == "growth" and result.grown and result.growth:
-        growths, grown_bytes = _per_step(result), result.growth
-    if growths:
-        cause = causes.cause_of(growths, grown_bytes, finding.key)
-        return replace(finding, cause=cause.text, causes=cause.contributors, others=cause.others)
-    live = contributors(result, finding.key)
+        lines, grown_bytes = _per_step(result), result.growth
+    if lines and lines[0].size_bytes > 0:
+        cause = causes.cause_of(lines, grown_bytes, finding.key)
+        return replace(
+            finding,
+            cause=cause.text,
+            causes=cause.contributors,
+            others=cause.others,
+            place=cause.place,
+        )
     if began := _before_the_body(finding, result):
         return replace(finding, cause=began)
-    if not live:
+    largest = largest_line(contributors(result, finding.key))
+    if not largest:
         return finding
-    text = f"largest {format_size(live[0].size_bytes)} {causes.origin(live[0], finding.key)}"
-    return replace(finding, cause=text, causes=live[:1])
+    size_bytes = sum(c.size_bytes for c in largest)
+    text = f"largest {format_size(size_bytes)} {causes.told_by_line(largest, finding.key)}"
+    source = largest[0].source
+    place = CodeLines(source.file, source.line, source.line) if source else None
+    return replace(finding, cause=text, causes=largest, place=place)
 
 
 def _before_the_body(finding: Finding, result: Result) -> str:
@@ -375,15 +397,15 @@ def _before_the_body(finding: Finding, result: Result) -> str:
     )
 
 
-def _per_step(result: Result) -> tuple[Difference, ...]:
-    """Return what each origin adds in one step."""
+def _per_step(result: Result) -> tuple[LineDifference, ...]:
+    """Return what each line adds in one step."""
     count = len(result.steps) - 1
     growths = (
         Difference(replace(c, size_bytes=size_bytes), size_bytes, DifferenceKind.GROWN)
         for c in result.grown
         if (size_bytes := -(-c.size_bytes // count))
     )
-    return causes.most_telling_first(growths, result.growth or 0)
+    return cause_first(by_line(growths), result.growth or 0)
 
 
 def judge_spread(results: Sequence[Result], allowance: Allowance) -> tuple[Finding, ...]:
@@ -430,7 +452,7 @@ def sentences(verdicts: Iterable[Verdict], name_regions: bool = True) -> tuple[s
         where = verdict.where if name_regions else ""
         for finding in verdict.findings:
             # One cause may count in several categories: scratch at one moment, and kept later.
-            cause = finding.causes[0].told_as[1:] if finding.causes else id(finding)
+            cause = finding.causes[0].told_line if finding.causes else id(finding)
             known = told.setdefault(cause, [])
             same = f"{where}{finding.numbers} (same cause)"
             known.append(same if known else where + finding.shown)

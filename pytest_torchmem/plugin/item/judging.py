@@ -159,7 +159,7 @@ class Baselines:
         """The changes of code since the baseline was stored."""
         since, path = self.store.changed_lines, self.path
         return CodeChanges(
-            partial(since.has_changed, path),
+            partial(since.changed_at, path),
             partial(since.places, path),
             partial(since.now_at, path),
         )

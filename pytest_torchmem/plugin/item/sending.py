@@ -214,6 +214,9 @@ class Sender:
             excused=verdict.excused,
             changed=verdict.changed,
             causes=tuple(dict.fromkeys(c for f in verdict.findings for c in f.causes)),
+            lines=verdict.lines,
+            place=next((f.place for f in verdict.findings[:1]), None),
+            changed_since=tuple(p for f in verdict.findings for p in f.changed_since),
         )
 
     def _kept(self, picture: Picture | None) -> Picture | None:

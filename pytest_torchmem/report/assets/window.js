@@ -251,11 +251,15 @@ const torchmemWindow = (run, tables, charts) => {
 
   function differences(window) {
     const judged = window.change;
-    const rows = window.differences.map((d) => [
-      change(d.bytes, 0, judged), d.kind, named(d.who.category), ...place(d.who),
+    const rows = window.differences.map(([bytes, word, of, ...where]) => [
+      change(bytes, 0, judged), word, of, ...where.map((text) => text || "-"),
     ]);
     if (!rows.length) return [make("p", { class: "faint" }, "nothing changed")];
-    return long([["change", "number"], ["kind"], ["category", "category"], ...PLACE], rows, "differences", "stack places");
+    return [
+      make("p", { class: "faint" }, `${window.of} in all`),
+      ...long([["change", "number"], ["kind"], ["of"], ...PLACE], rows, "differences", "stack places"),
+      ...window.unlisted.map((text) => make("p", { class: "faint" }, text)),
+    ];
   }
 
   function live(contributors, label) {

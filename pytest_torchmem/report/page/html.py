@@ -14,11 +14,11 @@ from html import escape
 from importlib import resources
 from typing import Final
 
-from pytest_torchmem.analysis.judge.differences import entry_differences
+from pytest_torchmem.analysis.judge.differences import lines_of
 from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.report.page.svg import COLOURS, marks_of
+from pytest_torchmem.report.text.tables import composition, line_place, line_word, unlisted_lines
 from pytest_torchmem.store.run_reports import RunReport
-from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import Category, CategoryBytes
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.json_values import Json
@@ -223,11 +223,14 @@ def window_json(window: Window, with_pictures: bool) -> dict[str, Json]:
     else:
         data["no_picture"] = _NOT_RECORDED if window.is_bound else _NOT_KEPT
     if entry := window.baseline:
+        lines, changed = lines_of(window), window.told_by
         data["baseline"] = {"total": entry.total, "own": entry.peaks.to_json()}
         data["differences"] = [
-            {"who": d.contributor.to_json(), "bytes": d.size_bytes, "kind": d.kind.value}
-            for d in entry_differences(BaselineEntry.whole(result), entry, window.told_by)
+            [line.size_bytes, line_word(line), composition(line), *line_place(line)]
+            for line in lines
         ]
+        data["of"] = f"{changed.name}, {changed.by}"
+        data["unlisted"] = unlisted_lines(lines, changed)
     return data
 
 

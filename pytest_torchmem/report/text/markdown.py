@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import Final
 
-from pytest_torchmem.analysis.judge.differences import entry_differences
+from pytest_torchmem.analysis.judge.differences import lines_of
+from pytest_torchmem.report.text.tables import composition, left_out, line_place, unlisted_lines
 from pytest_torchmem.store.run_reports import RunReport
-from pytest_torchmem.values.baseline import BaselineEntry
-from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.units import format_change, format_size
 
@@ -145,16 +144,16 @@ def _details(test: MeasuredTest) -> str:
 
 
 def _causes(window: Window) -> Iterator[str]:
-    if window.baseline is None:
-        return
-    now = BaselineEntry.whole(window.result)
-    found = entry_differences(now, window.baseline, window.told_by)[:_CAUSES]
-    if found:
-        yield "\n| change | category | operator | module | source |\n|---:|---|---|---|---|"
-    for difference in found:
-        c, change = difference.contributor, format_change(difference.size_bytes)
-        cells = map(_code, (c.operator, c.module, str(c.source or "")))
-        yield f"| {change} | {words(c.category.value)} | {' | '.join(cells)} |"
+    lines = lines_of(window)
+    if lines:
+        yield "\n| change | of | operator | module | source |\n|---:|---|---|---|---|"
+    for line in lines[:_CAUSES]:
+        cells = " | ".join(map(_code, line_place(line)))
+        yield f"| {format_change(line.size_bytes)} | {composition(line)} | {cells} |"
+    if lines:
+        sizes = [line.size_bytes for line in lines]
+        more = left_out(sizes, format_change, _CAUSES) + unlisted_lines(lines, window.told_by)
+        yield from (f"\n{text}" for text in more)
 
 
 def _facts(run: RunReport) -> str:

@@ -7,21 +7,27 @@ import enum
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
 from pytest_torchmem.analysis.judge.holders import KnownHolder
 from pytest_torchmem.store.run_reports import RunReport
-from pytest_torchmem.values.baseline import Change, environment_name
-from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
-from pytest_torchmem.values.findings import Difference, words
+from pytest_torchmem.values.baseline import Change, ChangedNumber, environment_name
+from pytest_torchmem.values.contributors import (
+    Category,
+    CategoryBytes,
+    Contributor,
+    common_module,
+)
+from pytest_torchmem.values.findings import LineDifference, words
 from pytest_torchmem.values.measured import RENAMED, BaselineChange, MeasuredTest
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.units import (
     counted,
     format_apart,
     format_change,
+    format_parts,
     format_share,
     format_size,
 )
@@ -51,14 +57,52 @@ def live_table(
     return _table(rows, ["size", "", "category", "count"], "rrlr", width, sizes)
 
 
-def growth_table(growths: Sequence[Difference], width: int = ANY_WIDTH) -> list[str]:
-    """Return what grew most as the lines of a table."""
+def lines_table(
+    lines: Sequence[LineDifference],
+    changed: ChangedNumber,
+    width: int = ANY_WIDTH,
+) -> list[str]:
+    """Return what changed line by line as a table whose rows add up to the change."""
     rows = []
-    for growth in growths[:ROWS]:
-        change, who = format_change(growth.size_bytes), growth.contributor
-        rows.append([change, growth.kind.value, words(who.category.value), *_place(who)])
-    sizes = [growth.size_bytes for growth in growths]
-    return _table(rows, ["growth", "", "category"], "r", width, sizes)
+    for line in lines[:ROWS]:
+        rows.append([format_change(line.size_bytes), line_word(line), composition(line)])
+        rows[-1] += line_place(line)
+    sizes = [line.size_bytes for line in lines]
+    table = _table(rows, ["change", "", "of"], "r", width, sizes, format_change)
+    return [*table, *unlisted_lines(lines, changed)]
+
+
+def line_word(line: LineDifference) -> str:
+    """Return how the line differs, by its largest part: ``new``, ``grown``, ``lives longer``."""
+    return str(line.parts[0].kind.value)
+
+
+def composition(line: LineDifference) -> str:
+    """Return the categories that a line's change is made of: ``temporary 8.0, activation 2.0``."""
+    amounts: Counter[Category] = Counter()
+    for part in line.parts:
+        amounts[part.contributor.category] += part.size_bytes
+    if len(amounts) == 1:
+        return words(next(iter(amounts)).value)
+    ranked = sorted(amounts.items(), key=lambda pair: -abs(pair[1]))
+    return format_parts({words(c.value): n for c, n in ranked if n}, line.size_bytes)
+
+
+def line_place(line: LineDifference) -> tuple[str, str, str]:
+    """Return the operators, the module and the place of a line."""
+    first = line.parts[0].contributor
+    operators = list(dict.fromkeys(part.contributor.operator for part in line.parts))
+    operator = operators[0] + (f", {len(operators) - 1} more" if operators[1:] else "")
+    module = common_module(part.contributor.module for part in line.parts)
+    if line.changed:
+        return operator, module, f"{line.changed.text}, changed"
+    return operator, module, _place(first)[2]
+
+
+def unlisted_lines(lines: Sequence[LineDifference], changed: ChangedNumber) -> list[str]:
+    """Return a line about what is too small to be listed; nothing where the rows are all."""
+    rest = changed.by_bytes - sum(line.size_bytes for line in lines)
+    return [f"and {format_change(rest)} too small to be listed"] if rest else []
 
 
 def largest(amounts: CategoryBytes, count: int = len(Category)) -> str:
@@ -75,10 +119,12 @@ def _place(contributor: Contributor) -> tuple[str, str, str]:
     return contributor.operator, contributor.module, f"{source.file}{line} {source.function}"
 
 
-def left_out(sizes: Sequence[int]) -> list[str]:
-    """Return a line about what is not shown of some ``sizes``, of which `ROWS` are."""
-    more = sizes[ROWS:]
-    return [f"... and {len(more)} more, {format_size(sum(more))} together"] if more else []
+def left_out(
+    sizes: Sequence[int], shown: Callable[[int], str] = format_size, rows: int = ROWS
+) -> list[str]:
+    """Return a line about what is not shown of some ``sizes``, of which ``rows`` are."""
+    more = sizes[rows:]
+    return [f"... and {len(more)} more, {shown(sum(more))} together"] if more else []
 
 
 def _table(
@@ -87,11 +133,12 @@ def _table(
     align: str,
     width: int,
     sizes: Sequence[int],
+    shown: Callable[[int], str] = format_size,
 ) -> list[str]:
     """Return a table whose last columns are a place; places have lines of their own if need be."""
     lines = aligned(rows, [*headers, *_PLACE], align)
     if max(map(len, lines), default=0) <= width:
-        return lines + left_out(sizes)
+        return lines + left_out(sizes, shown)
     count = len(headers)
     heads = aligned([row[:count] for row in rows], headers, align)
     lines = heads[:1]
@@ -106,7 +153,7 @@ def _table(
             subsequent_indent="        ",
             break_on_hyphens=False,
         )
-    return lines + left_out(sizes)
+    return lines + left_out(sizes, shown)
 
 
 _CONTROL: Final = re.compile(

@@ -118,7 +118,9 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
             total = f"{estimated}{format_size(size_bytes)} on {result.device}"
             lines += ["", f"{words(category.value)} at its own peak{of_region}, {total}:"]
             lines += tables.live_table(live, width, size_bytes)
-    if result.peak.live and keys.difference(category.value for category in limited):
+    # What grew is told below, line by line.
+    compared = {f.key for f in verdict.findings if f.lines} if verdict.lines else set()
+    if result.peak.live and keys.difference(compared, (c.value for c in limited)):
         total = f"{estimated}{format_size(result.peak.total)} on {result.device}"
         lines += ["", f"live at the peak{of_region}, {total}:"]
         lines += tables.live_table(result.peak.live, width, result.peak.total)
@@ -135,10 +137,10 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
         lines += holder_lines(result.retained.holders)
         if any(holder.fate is Fate.HELD for holder in result.retained.holders):
             lines.append(_FILLED_ONCE)
-    if growths := verdict.growths:
-        allowed = next(f.allowed for f in verdict.findings if f.growths)
-        title = f"grown against the baseline{of_region} ({allowed}):"
-        lines += ["", title, *tables.growth_table(growths, width)]
+    if verdict.lines and verdict.changed:
+        allowed = next(f.allowed for f in verdict.findings if f.lines)
+        title = f"grown against the baseline{of_region} ({allowed}), in all {verdict.changed.by}:"
+        lines += ["", title, *tables.lines_table(verdict.lines, verdict.changed, width)]
     lines += [f"note: {note}" for note in result.notes]
     return lines
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.judge.causes import cause_of, most_telling_first
+from pytest_torchmem.analysis.judge.causes import cause_of
 from pytest_torchmem.analysis.judge.differences import differences
+from pytest_torchmem.analysis.judge.lines import by_line, cause_first
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source, common_module
-from pytest_torchmem.values.findings import Difference, DifferenceKind
+from pytest_torchmem.values.findings import CodeLines, Difference, DifferenceKind
 
 
 def made(size, operator="mm", module="net", function="forward", line=1, category="activation"):
@@ -111,7 +112,7 @@ def test_beside_what_is_still_there_a_second_one_is_new():
 def test_modules_that_one_line_made_it_in_are_told_as_one():
     now = [made(4, module="net.blocks.*.q"), made(4, module="net.blocks.*.k")]
     (one,) = differences(now, [])
-    assert (one.size_bytes, one.contributor.module, one.places) == (8, "net.blocks.*", 2)
+    assert (one.size_bytes, one.contributor.module) == (8, "net.blocks.*")
 
 
 def test_the_largest_comes_first():
@@ -158,35 +159,88 @@ def test_what_modules_have_in_common_is_their_path():
     assert {d.contributor.module for d in differences(two, ())} == {"net"}
 
 
-def growth(size, line, function="forward", **changes):
-    return Difference(made(size, function=function, line=line), size, DifferenceKind.NEW, **changes)
+def growth(size, line, function="forward"):
+    return Difference(made(size, function=function, line=line), size, DifferenceKind.NEW)
+
+
+def changed_at(*lines):
+    return lambda source: (
+        CodeLines(source.file, source.line, source.line) if source.line in lines else None
+    )
+
+
+def leading(growths, excess_bytes, changed=()):
+    """Return the largest part of the line that leads; ``changed`` are lines that have changed."""
+    return cause_first(by_line(growths, changed_at(*changed)), excess_bytes)[0].parts[0]
+
+
+def test_what_one_line_made_is_one_change_and_the_largest_of_all_leads():
+    parts = [of(c, 8, line=3) for c in ("activation", "temporary", "autograd_detail")]
+    lines = by_line([*parts, of("activation", 12, line=9)])
+    assert [line.size_bytes for line in lines] == [24, 12]
+    assert set(lines[0].parts) == set(parts)
+    assert cause_first(lines, 36)[0] is lines[0]
+    assert cause_of(lines, 36, "total").text == (
+        "+24 B from mm at net.py:3 in net (activation 8, autograd detail 8, temporary 8)"
+    )
+
+
+def test_what_a_line_no_longer_makes_counts_against_what_it_makes():
+    gone = Difference(made(5, operator="gelu", line=3), -5, DifferenceKind.GONE)
+    (line,) = by_line([growth(12, line=3), gone])
+    assert line.size_bytes == 7
+    cause = cause_of([line], 7, "total")
+    assert cause.text + cause.others == "+7 B of activation from mm at net.py:3 in net"
+
+
+def test_lines_that_were_changed_together_are_one_place():
+    hunk = CodeLines("net.py", 3, 5)
+    found = [growth(8, line=3), growth(4, line=5), growth(9, line=6)]
+    lines = cause_first(by_line(found, lambda source: hunk if source.line < 6 else None), 21)
+    assert [(line.size_bytes, line.place) for line in lines] == [
+        (12, hunk),
+        (9, CodeLines("net.py", 6, 6)),
+    ]
+    cause = cause_of(lines, 21, "total")
+    assert cause.text == "+12 B of activation from mm in the changed lines net.py:3-5 in net"
+    assert (cause.others, cause.place) == (", 9 B more elsewhere", hunk)
+
+
+@given(st.lists(st.tuples(st.integers(-99, 99), st.integers(1, 4)), min_size=1))
+def test_lines_add_up_to_what_differs(changes):
+    found = [
+        Difference(made(abs(size), line=line), size, DifferenceKind.GROWN)
+        for size, line in changes
+        if size
+    ]
+    assert sum(line.size_bytes for line in by_line(found)) == sum(d.size_bytes for d in found)
 
 
 def test_of_about_as_large_ones_the_one_further_up_in_its_function_leads():
     up, down = growth(10, line=3), growth(11, line=9)
-    assert most_telling_first([down, up], 21)[0] is up
+    assert leading([down, up], 21) is up
     much_larger = growth(13, line=9)
-    assert most_telling_first([much_larger, up], 23)[0] is much_larger
+    assert leading([much_larger, up], 23) is much_larger
 
 
 def test_what_explains_a_fourth_of_the_whole_comes_before_what_is_only_read():
     new, read = growth(25, line=3), Difference(there_before(75), 75, DifferenceKind.READ)
-    assert most_telling_first([read, new], 100)[0] is new
-    assert most_telling_first([read, new], 101)[0] is read
+    assert leading([read, new], 100) is new
+    assert leading([read, new], 101) is read
 
 
 def test_a_changed_line_that_made_half_of_the_whole_leads():
-    changed, larger = growth(50, line=3, function="step", changed=True), growth(999, line=9)
-    assert most_telling_first([larger, changed], 100)[0] is changed
-    assert most_telling_first([larger, changed], 101)[0] is larger
+    changed, larger = growth(50, line=3, function="step"), growth(999, line=9)
+    assert leading([larger, changed], 100, changed=[3]) is changed
+    assert leading([larger, changed], 101, changed=[3]) is larger
 
 
 def test_what_has_grown_to_a_multiple_is_as_good_as_new():
-    scores = Difference(made(64, line=3), 56, DifferenceKind.GROWN, changed=True)
-    gradient = growth(40, line=4, changed=True)
-    assert most_telling_first([scores, gradient], 80)[0] is scores
-    twice = Difference(made(112, line=3), 56, DifferenceKind.GROWN, changed=True)
-    assert most_telling_first([twice, gradient], 80)[0] is gradient
+    scores = Difference(made(64, line=3), 56, DifferenceKind.GROWN)
+    gradient = growth(40, line=4)
+    assert leading([scores, gradient], 80, changed=[3, 4]) is scores
+    twice = Difference(made(112, line=3), 56, DifferenceKind.GROWN)
+    assert leading([twice, gradient], 80, changed=[3, 4]) is gradient
 
 
 def of(category, size, line):
@@ -196,10 +250,10 @@ def of(category, size, line):
 def test_a_new_parameter_leads_before_its_gradient_and_state():
     weight, state = of("parameter", 4, line=1), of("optimizer_state", 12, line=2)
     others = [of("gradient", 4, line=3), of("activation", 9, line=4)]
-    assert most_telling_first([state, weight, *others], 29)[0] is weight
+    assert leading([state, weight, *others], 29) is weight
     # More than any optimizer keeps of it has another cause.
     wide = of("optimizer_state", 13, line=2)
-    assert most_telling_first([wide, weight, *others], 30)[0] is wide
+    assert leading([wide, weight, *others], 30) is wide
 
 
 def test_new_parameters_all_over_a_model_are_told_as_one_whatever_was_made_for_them():
@@ -211,16 +265,24 @@ def test_new_parameters_all_over_a_model_are_told_as_one_whatever_was_made_for_t
         )
         for number in range(1, 5)
     ]
-    told = most_telling_first([of("optimizer_state", 80, line=9), *places], 120)
-    assert cause_of(told, 120, "total").text.startswith("+40 B of parameter throughout net, first ")
+    lines = cause_first(by_line([of("optimizer_state", 80, line=9), *places]), 120)
+    assert cause_of(lines, 120, "total").text.startswith(
+        "+40 B of parameter throughout net, first "
+    )
 
 
-def test_of_growth_all_over_a_changed_line_is_told_as_the_first():
-    def member(number, **changes):
-        contributor = replace(made(10, module=f"net.{number}", line=number), order=number)
-        return Difference(contributor, 10, DifferenceKind.NEW, **changes)
-
-    places = [member(number) for number in range(1, 5)]
-    assert cause_of(places, 40, "total").text.endswith("in net.1 (net.py:1)")
-    places[2] = member(3, changed=True)
-    assert cause_of(places, 40, "total").text.endswith("in net.3 (net.py:3)")
+def test_growth_all_over_a_model_is_told_by_what_was_made_first_unless_a_line_has_changed():
+    places = [
+        Difference(
+            replace(made(10, module=f"net.{number}", line=number), order=number),
+            10,
+            DifferenceKind.NEW,
+        )
+        for number in range(1, 5)
+    ]
+    lines = cause_first(by_line(places), 40)
+    assert cause_of(lines, 40, "total").text.endswith("at net.py:1 in net.1")
+    lines = cause_first(by_line(places, changed_at(3)), 40)
+    cause = cause_of(lines, 40, "total")
+    assert cause.text.endswith("at the changed line net.py:3 in net.3")
+    assert cause.others == ", 30 B more elsewhere"

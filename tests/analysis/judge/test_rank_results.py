@@ -69,7 +69,7 @@ def test_a_rank_over_the_limit_is_named_with_its_cause():
     assert sentence(STAGES, "40MiB") == (
         "on rank 2 of 3, in 'step', memory peaked at 42.0 MiB, +2.0 MiB (+5 %) over the limit of "
         "40.0 MiB: "
-        "largest 30.0 MiB of activation from aten::mm in head (stage.py:9)"
+        "largest 30.0 MiB of activation from aten::mm at stage.py:9 in head"
     )
 
 
@@ -94,7 +94,7 @@ def test_ranks_too_far_apart_are_named_with_what_one_has_and_the_other_has_not()
     apart = RankResults(STAGES.results[1:])
     assert sentence(apart, spread="20MiB") == (
         "rank 1 of 2 peaked at 42.0 MiB and rank 0 at 12.0 MiB, 10.0 MiB over the spread of "
-        "20.0 MiB: +30.0 MiB of activation from aten::mm in head (stage.py:9)"
+        "20.0 MiB: +30.0 MiB of activation from aten::mm at stage.py:9 in head"
     )
 
 
@@ -104,7 +104,7 @@ def test_a_rank_that_grew_alone_is_found():
     assert sentence(grown, before=STAGES).startswith(
         "on rank 2 of 3, in 'step', memory peaked at 45.0 MiB, +3.0 MiB (+7 %) over the baseline "
         "of "
-        "42.0 MiB: +3.0 MiB of activation from aten::mm in head"
+        "42.0 MiB: +3.0 MiB of activation from aten::mm at stage.py:9 in head"
     )
     grown.check(before=STAGES, floor="3MiB")
     grown.check(before=STAGES, tolerance="10%")

@@ -29,7 +29,7 @@ def test_a_leak_that_makes_three_numbers_too_large_is_named_once():
     verdict = judge_baseline(result(OTHER, LEAK), Reference.of(entry), Allowance(0.02, MiB))
     first, second, third = told = sentences([verdict])
     assert "".join(told).count("aten::ones") == 1
-    assert first.endswith("from aten::ones (net.py:7)")
+    assert first.endswith("from aten::ones at net.py:7")
     assert second == ("temporary peaked at 8.0 MiB, +8.0 MiB over the baseline of 0 B (same cause)")
     assert third == (
         "retained 28.0 MiB, +8.0 MiB (+40 %) over the baseline of 20.0 MiB (same cause)"
@@ -43,7 +43,7 @@ def test_other_causes_have_sentences_of_their_own():
     assert told[0].endswith("largest 20.0 MiB from aten::mm in fc")
     assert told[1].startswith("memory peaked at 28.0 MiB")
     assert told[1].endswith("(same cause)")
-    assert told[2].endswith("largest 8.0 MiB from aten::ones (net.py:7)")
+    assert told[2].endswith("largest 8.0 MiB from aten::ones at net.py:7")
 
 
 def test_a_region_and_its_body_share_a_cause():
@@ -79,7 +79,7 @@ def test_the_holder_that_is_named_is_that_of_the_cause_not_the_largest():
     verdict = judge_baseline(result(OTHER, LEAK), Reference.of(entry), Allowance(0.02, MiB))
     explained = explain_retained(verdict, lambda: held)
     (retained,) = [f for f in explained.findings if f.key == "retained"]
-    assert retained.sentence.endswith("from aten::ones (net.py:7), still held by net.CACHE")
+    assert retained.sentence.endswith("from aten::ones at net.py:7, still held by net.CACHE")
     assert explained.result.retained.holders[0].by == "the fixture 'net'.grad"
 
 
@@ -89,7 +89,7 @@ def test_who_holds_a_cause_follows_it_also_where_the_peak_is_what_grew():
     verdict = judge_baseline(result(OTHER, LEAK), Reference.of(entry), Allowance(0.02, MiB))
     assert explain_retained(verdict, lambda: held).sentence == (
         "memory peaked at 28.0 MiB, +4.0 MiB (+17 %) over the baseline of 24.0 MiB: +8.0 MiB of "
-        "temporary from aten::ones (net.py:7), still held by net.CACHE, -4.0 MiB elsewhere"
+        "temporary from aten::ones at net.py:7, still held by net.CACHE, 4.0 MiB less elsewhere"
     )
 
 

@@ -30,7 +30,7 @@ from pytest_torchmem.values.contributors import (
     Phase,
     Source,
 )
-from pytest_torchmem.values.findings import COUNTERS, LIMIT_KEYS, FindingKind
+from pytest_torchmem.values.findings import COUNTERS, LIMIT_KEYS, CodeLines, FindingKind
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.units import GiB, KiB, MiB
 
@@ -65,8 +65,8 @@ def measured(*at_peak, retained=(), **changes):
 
 def against(before, after, allowance=ALLOWANCE, changed=()):
     """Judge against a baseline, since which these lines of ``net.py`` have changed."""
-    places = tuple(Source("net.py", line, "") for line in changed)
-    code = CodeChanges(lambda source: source.line in changed, lambda: places)
+    places = {line: CodeLines("net.py", line, line) for line in changed}
+    code = CodeChanges(lambda source: places.get(source.line), lambda: tuple(places.values()))
     return told(before, after, code, allowance)
 
 
@@ -84,18 +84,18 @@ def test_the_first_line_has_both_numbers_and_the_cause():
     after = measured(live(178 * MiB), cast, live(4 * MiB, operator="aten::mul"))
     assert against(before, after).sentence == (
         "memory peaked at 214.0 MiB, +36.0 MiB (+20 %) over the baseline of 178.0 MiB: "
-        "+32.0 MiB of activation from aten::_to_copy in model.layers.*.norm (norm.py:41), "
-        "+4.0 MiB from others"
+        "+32.0 MiB of activation from aten::_to_copy at norm.py:41 in model.layers.*.norm, "
+        "4.0 MiB more elsewhere"
     )
 
 
 def test_what_shrank_meanwhile_is_a_number_too():
     before = measured(live(40 * MiB, operator="aten::repeat"), live(40 * MiB, line=8))
     other = live(31 * MiB, operator="aten::repeat")
-    after = measured(other, live(40 * MiB, line=8), live(12 * MiB, operator="aten::clone"))
+    after = measured(other, live(40 * MiB, line=8), live(12 * MiB, operator="aten::clone", line=9))
     assert against(before, after).sentence == (
         "memory peaked at 83.0 MiB, +3.0 MiB (+4 %) over the baseline of 80.0 MiB: "
-        "+12.0 MiB of activation from aten::clone in net.fc (net.py:7), -9.0 MiB elsewhere"
+        "+12.0 MiB of activation from aten::clone at net.py:9 in net.fc, 9.0 MiB less elsewhere"
     )
 
 
@@ -104,7 +104,7 @@ def test_a_limits_first_line_names_the_largest_contributor():
     (finding,) = judge_limits(result, {"total": GiB})
     assert finding.sentence == (
         "memory peaked at 1.2 GiB, +205.0 MiB (+20 %) over the limit of 1.0 GiB: "
-        "largest 717.0 MiB of temporary from aten::mm in net.fc (net.py:7)"
+        "largest 1.2 GiB from aten::mm at net.py:7 in net.fc (temporary 0.7, activation 0.5)"
     )
 
 
@@ -118,7 +118,7 @@ def test_the_cause_of_a_total_was_alive_when_it_peaked():
     verdict = against(before, replace(after, peak=peak))
     (total,) = [finding for finding in verdict.findings if finding.key == "total"]
     assert "+3.0 MiB of activation from aten::mm" in total.sentence
-    assert [growth.contributor for growth in total.growths] == [grown]
+    assert [line.contributors for line in total.lines] == [(grown,)]
 
 
 def test_the_whole_leads_where_it_grew():
@@ -133,7 +133,7 @@ def test_a_category_leads_where_the_whole_is_as_it_was():
     after = measured(live(13 * MiB), live(7 * MiB, "gradient", "aten::sum"))
     assert against(before, after).sentence == (
         "activation peaked at 13.0 MiB, +3.0 MiB (+30 %) over the baseline of 10.0 MiB: "
-        "+3.0 MiB from aten::mm in net.fc (net.py:7)"
+        "+3.0 MiB from aten::mm at net.py:7 in net.fc"
     )
 
 
@@ -145,7 +145,7 @@ def test_a_limit_on_a_part_says_more_than_one_on_the_total():
 
 def test_scratch_that_grew_with_its_cause_does_not_hide_it():
     before = measured(live(2 * MiB, "optimizer_state"))
-    cast = live(4 * MiB, "temporary", "aten::_to_copy")
+    cast = live(4 * MiB, "temporary", "aten::_to_copy", line=9)
     after = measured(live(4 * MiB, "optimizer_state"), cast)
     assert "+2.0 MiB of optimizer state from aten::mm" in against(before, after).sentence
 
@@ -155,11 +155,12 @@ def test_scratch_made_further_up_in_the_same_function_is_no_consequence():
     cast = live(8 * MiB, "temporary", "aten::_to_copy", line=16)
     after = measured(live(8 * MiB, operator="aten::log_softmax", line=17), cast)
     sentence = against(before, after).sentence
-    assert "+8.0 MiB of temporary from aten::_to_copy in net.fc (net.py:16)" in sentence
+    assert "+8.0 MiB of temporary from aten::_to_copy at net.py:16 in net.fc" in sentence
 
 
 def test_what_the_peak_held_before_at_another_moment_is_no_cause():
-    scratch, spike = live(9 * MiB, "temporary", "aten::sum"), live(2 * MiB, operator="aten::mul")
+    scratch = live(9 * MiB, "temporary", "aten::sum")
+    spike = live(2 * MiB, operator="aten::mul", line=9)
     kept = live(10 * MiB, "gradient")
     before = measured(kept)
     peak = replace(before.peak, live_by_category=(kept, scratch))
@@ -173,7 +174,7 @@ def test_what_lives_longer_is_the_cause_where_nothing_else_grew():
     before = measured(kept)
     peak = replace(before.peak, live_by_category=(kept, scratch))
     total = against(replace(before, peak=peak), measured(kept, scratch)).findings[0]
-    assert total.cause.endswith("from aten::sum in net.fc (net.py:7), which lives longer")
+    assert total.cause.endswith("from aten::sum at net.py:7 in net.fc, which lives longer")
 
 
 def test_what_is_read_is_no_cause_of_what_is_made():
@@ -183,7 +184,7 @@ def test_what_is_read_is_no_cause_of_what_is_made():
     )
     before = measured(live(MiB))
     sentence = against(before, measured(live(MiB), read, copied)).sentence
-    assert "+32.0 MiB of parameter from aten::clone in net.fc (net.py:7), +32.0" in sentence
+    assert "+32.0 MiB of parameter from aten::clone at net.py:7 in net.fc, 32.0" in sentence
     sentence = against(before, measured(live(MiB), read)).sentence
     assert sentence.endswith("+32.0 MiB of parameter in net.fc.weight, there before and read now")
 
@@ -194,7 +195,7 @@ def test_what_got_another_label_is_told_as_such_and_last():
     findings = against(before, after).findings
     assert [finding.key for finding in findings] == ["total", "gradient", "activation"]
     assert findings[2].cause == (
-        "4.0 MiB of activation from aten::mm in net.fc (net.py:7), temporary before"
+        "4.0 MiB of activation from aten::mm at net.py:7 in net.fc, temporary before"
     )
 
 
@@ -204,7 +205,7 @@ def test_of_equal_causes_the_new_one_leads_then_the_one_that_was_made_first():
     late = replace(live(4 * MiB, operator="aten::bmm", line=3), order=9)
     early = replace(live(4 * MiB, operator="aten::div", line=16), order=5)
     sentence = against(before, measured(grown, late, early)).sentence
-    assert "+4.0 MiB of activation from aten::div in net.fc (net.py:16)" in sentence
+    assert "+4.0 MiB of activation from aten::div at net.py:16 in net.fc" in sentence
 
 
 def test_of_equal_causes_the_one_whose_line_has_changed_leads():
@@ -213,9 +214,9 @@ def test_of_equal_causes_the_one_whose_line_has_changed_leads():
         live(4 * MiB), live(8 * MiB, operator="aten::bmm", line=3), live(9 * MiB, line=30)
     )
     verdict = against(before, after, changed=[30])
-    assert "from aten::mm in net.fc (net.py:30)" in verdict.sentence
+    assert "from aten::mm at the changed line net.py:30 in net.fc" in verdict.sentence
     verdict = against(before, after, changed=[3])
-    assert "from aten::bmm in net.fc (net.py:3)" in verdict.sentence
+    assert "from aten::bmm at the changed line net.py:3 in net.fc" in verdict.sentence
 
 
 def test_a_changed_line_that_explains_the_whole_leads_before_what_took_a_place():
@@ -226,28 +227,28 @@ def test_a_changed_line_that_explains_the_whole_leads_before_what_took_a_place()
     )
     sentence = against(before, measured(swapped, cast), changed=[12]).sentence
     assert sentence.endswith(
-        "+2.0 MiB of temporary from aten::_to_copy in net.fc (net.py:12), "
-        "+8.0 MiB from others, -8.0 MiB elsewhere"
+        "+2.0 MiB of temporary from aten::_to_copy at the changed line net.py:12 in net.fc, "
+        "8.0 MiB more and 8.0 MiB less elsewhere"
     )
 
 
 def test_where_the_cause_itself_is_as_it_was_the_lines_that_changed_are_named():
     before, after = measured(live(2 * MiB)), measured(live(8 * MiB))
     sentence = against(before, after, changed=[26, 40]).sentence
-    assert sentence.endswith("in net.fc (net.py:7); changed since: net.py:26, net.py:40")
+    assert sentence.endswith("at net.py:7 in net.fc; changed since: net.py:26, net.py:40")
     assert "changed since" not in against(before, after, changed=[7, 26]).sentence
     assert "changed since" not in against(before, after, changed=[26, 40, 50, 60]).sentence
 
 
 def test_of_many_changes_those_in_the_files_that_made_the_memory_are_named():
-    places = [Source("net.py", 26, ""), *(Source(f"m{n}.py", 1, "") for n in range(9))]
+    places = [CodeLines("net.py", 26, 26), *(CodeLines(f"m{n}.py", 1, 1) for n in range(9))]
     before, after = measured(live(2 * MiB)), measured(live(8 * MiB))
     verdict = told(before, after, CodeChanges(places=lambda: places))
     assert verdict.sentence.endswith("; changed since: net.py:26")
 
 
 def test_of_few_changes_those_in_the_files_that_made_the_memory_come_first():
-    places = [Source("config.py", 3, ""), Source("net.py", 26, "")]
+    places = [CodeLines("config.py", 3, 3), CodeLines("net.py", 26, 26)]
     before, after = measured(live(2 * MiB)), measured(live(8 * MiB))
     verdict = told(before, after, CodeChanges(places=lambda: places))
     assert verdict.sentence.endswith("; changed since: net.py:26, config.py:3")
@@ -255,10 +256,10 @@ def test_of_few_changes_those_in_the_files_that_made_the_memory_come_first():
 
 def test_settings_count_as_near_to_what_made_the_memory_and_give_way_to_code():
     before, after = measured(live(2 * MiB)), measured(live(8 * MiB))
-    far, near = [Source(f"m{n}.py", 1, "") for n in range(3)], [Source("net.py", 26, "")]
-    one, many = ([Source("a.yaml", n, "") for n in range(1, count)] for count in (2, 9))
+    far, near = [CodeLines(f"m{n}.py", 1, 1) for n in range(3)], [CodeLines("net.py", 26, 26)]
+    one, many = ([CodeLines("a.yaml", n, n) for n in range(1, count)] for count in (2, 9))
 
-    def named(*places: Source) -> str:
+    def named(*places: CodeLines) -> str:
         sentence = told(before, after, CodeChanges(places=lambda: places)).sentence
         return sentence.partition("changed since: ")[2]
 
@@ -272,9 +273,9 @@ def test_settings_count_as_near_to_what_made_the_memory_and_give_way_to_code():
 
 def test_a_call_above_an_equal_one_is_the_new_one():
     before, after = measured(live(4 * MiB)), measured(live(4 * MiB), live(4 * MiB, line=8))
-    assert "(net.py:8)" in told(before, after, CodeChanges()).sentence
+    assert "at net.py:8 in" in told(before, after, CodeChanges()).sentence
     moved = CodeChanges(now_at=lambda source: replace(source, line=source.line + 1))
-    assert "(net.py:7)" in told(before, after, moved).sentence
+    assert "at net.py:7 in" in told(before, after, moved).sentence
 
 
 def test_only_the_first_sentence_says_what_has_changed():
@@ -299,7 +300,7 @@ def test_growth_of_a_whole_model_is_told_as_such():
     assert verdict.sentence == (
         "memory peaked at 412.0 MiB, +309.0 MiB (+300 %) over the baseline of 103.0 MiB: "
         "+309.0 MiB of activation throughout LM, 4 times over, "
-        "first +9.0 MiB from aten::mm in LM.embed (net.py:3)"
+        "first +9.0 MiB from aten::mm at net.py:3 in LM.embed"
     )
 
 
@@ -307,7 +308,7 @@ def test_an_entry_that_lost_its_contributors_names_what_is_largest():
     entry = replace(BaselineEntry.of(measured(live(4 * MiB))), live=(), at_peak_live=())
     verdict = judge_baseline(measured(live(9 * MiB)), Reference.of(entry), ALLOWANCE)
     assert verdict.sentence.endswith(
-        "largest 9.0 MiB of activation from aten::mm in net.fc (net.py:7)"
+        "largest 9.0 MiB of activation from aten::mm at net.py:7 in net.fc"
     )
 
 
@@ -320,12 +321,12 @@ def test_a_category_is_blamed_at_its_own_peak():
         live_by_category=(scratch, before),
     )
     verdict = against(result, replace(result, peak=peak))
-    assert verdict.sentence.endswith("+9.0 MiB from aten::sum in net.fc (net.py:7)")
+    assert verdict.sentence.endswith("+9.0 MiB from aten::sum at net.py:7 in net.fc")
 
 
 def test_scratch_that_grew_far_more_leads():
     before = measured(live(2 * MiB, "optimizer_state"))
-    mask = live(64 * MiB, "temporary", "aten::ones")
+    mask = live(64 * MiB, "temporary", "aten::ones", line=9)
     after = measured(live(4 * MiB, "optimizer_state"), mask)
     assert "+64.0 MiB of temporary from aten::ones" in against(before, after).sentence
 
@@ -351,7 +352,7 @@ def test_what_is_retained_is_compared_too():
     verdict = against(measured(kept), measured(kept, retained=[kept]))
     assert verdict.sentence == (
         "retained 4.0 MiB, +4.0 MiB over the baseline of 0 B: "
-        "+4.0 MiB of activation from aten::exp in loss (net.py:9)"
+        "+4.0 MiB of activation from aten::exp at net.py:9 in loss"
     )
 
 
@@ -527,7 +528,9 @@ def test_a_spread_is_told_in_bytes():
     assert "2 runs had 7.0 MiB, 9.0 MiB, a spread of 2.0 MiB" in finding.numbers
 
 
-def test_the_largest_alone_is_the_cause_where_there_is_nothing_to_compare_with():
-    result = measured(live(9 * MiB), live(2 * MiB, "temporary"))
+def test_the_largest_line_alone_is_the_cause_where_there_is_nothing_to_compare_with():
+    parts = live(5 * MiB, line=9), live(6 * MiB, "temporary", line=9)
+    result = measured(live(9 * MiB), *parts)
     (finding,) = judge_limits(result, {"total": MiB})
-    assert [cause.size_bytes for cause in finding.causes] == [9 * MiB]
+    assert sorted(cause.size_bytes for cause in finding.causes) == [5 * MiB, 6 * MiB]
+    assert finding.place == CodeLines("net.py", 9, 9)

@@ -87,7 +87,7 @@ def test_a_checked_region_that_grew_fails_the_test(project, monkeypatch):
     result.stdout.fnmatch_lines(
         [
             "in 'forward', memory peaked at 4.0 MiB, +3.0 MiB (+300 %) over the baseline of "
-            "1.0 MiB: +3.0 MiB of activation from aten::mm in net.norm (fake_measure.py:12)"
+            "1.0 MiB: +3.0 MiB of activation from aten::mm at fake_measure.py:12 in net.norm"
         ]
     )
 

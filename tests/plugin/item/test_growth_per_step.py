@@ -114,7 +114,7 @@ def failures(tmp_path_factory, request):
 def test_what_a_local_variable_keeps_is_named_though_it_is_gone_at_the_end(failures):
     assert (
         "grew by 64.0 KiB per step, +63.0 KiB (+6,300 %) over the limit of 1.0 KiB: +64.0 KiB of "
-        "temporary from aten::addmm in Linear (test_growing.py:13)" in failures
+        "temporary from aten::addmm at test_growing.py:13 in Linear" in failures
     )
     assert "growth from step to step: +64.0 KiB, +64.0 KiB, +64.0 KiB\n" in failures
     assert "made by the steps and still there after the last" in failures
@@ -123,7 +123,7 @@ def test_what_a_local_variable_keeps_is_named_though_it_is_gone_at_the_end(failu
 def test_what_each_step_replaces_is_no_cause_however_large(failures):
     assert (
         "grew by 4 B per step, +4 B over the limit of 0 B: +4 B of temporary from aten::sum "
-        "(test_growing.py:31)" in failures
+        "at test_growing.py:31" in failures
     )
 
 
@@ -138,7 +138,7 @@ def test_what_is_made_between_two_loops_is_no_growth(failures):
 def test_a_release_does_not_hide_what_every_step_leaves_behind(failures):
     assert (
         "grew by 8.0 KiB in most steps, +8.0 KiB over the limit of 0 B: +8.0 KiB of temporary from "
-        "aten::ones (test_growing.py:54)" in failures
+        "aten::ones at test_growing.py:54" in failures
     )
     assert "growth from step to step: +8.0 KiB, -4.0 MiB, +8.0 KiB, +8.0 KiB\n" in failures
 

@@ -12,7 +12,7 @@ def test_a_body_over_its_limit_fails_in_one_sentence(project):
         @pytest.mark.memory_budget(activation="1GiB")
         def test_a():
             use(700 * MiB, operator="aten::mm", module="net.fc")
-            use(529 * MiB, operator="aten::relu", module="net.act")
+            use(529 * MiB, operator="aten::relu", module="net.act", line=20)
         """
     )
     result = project.run()
@@ -21,7 +21,7 @@ def test_a_body_over_its_limit_fails_in_one_sentence(project):
         [
             "activation peaked at 1.2 GiB, +205.0 MiB (+20 %) over the limit of 1.0 GiB: largest "
             "700.0 MiB "
-            "from aten::mm in net.fc (fake_measure.py:12)",
+            "from aten::mm at fake_measure.py:12 in net.fc",
             "activation at its own peak, 1.2 GiB on cpu:",
             "FAILED *::test_a - Failed: activation peaked at 1.2 GiB*",
         ]

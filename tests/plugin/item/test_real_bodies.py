@@ -88,7 +88,7 @@ def test_every_kind_of_body_on_the_real_engine(torch_pytester):
     result.stdout.fnmatch_lines_random(
         [
             "activation peaked at * over the limit of 1.0 MiB: largest 4.0 MiB from aten::* in *",
-            "memory peaked at 4.0 MiB, +3.0 MiB (+300 %) over the limit of 1.0 *(test_it.py:*",
+            "memory peaked at 4.0 MiB, +3.0 MiB (+300 %) over the limit of 1.0 *at test_it.py:*",
             "reserved memory peaked at an estimated 2.0 MiB, * over the limit of 1.0 MiB: *",
             "the body used no memory on cpu: *",
             "not measured: test_it.py::test_missing_device: *cuda:99*",
@@ -203,7 +203,7 @@ def test_asserts_and_limits_name_who_holds_what_is_retained(torch_pytester):
     result.assert_outcomes(failed=3)
     result.stdout.fnmatch_lines(
         [
-            "E             largest 1.0 MiB of temporary from aten::ones (test_kept.py:8), "
+            "E             largest 1.0 MiB of temporary from aten::ones at test_kept.py:8, "
             "still held by kept[[]0] in test_list (test_kept.py:*)",
             "retained 1.0 MiB, *, still held by an object of type test_kept.TestClass: kept",
             "grew by 1.0 MiB per step, *, held at its end by kept[[]*] in test_growth, freed later",

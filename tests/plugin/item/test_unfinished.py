@@ -89,7 +89,7 @@ def test_running_out_of_memory_says_what_was_live_below_the_traceback(project):
             "E*OutOfMemoryError: out of memory. Tried to allocate 20.00 GiB.",
             "*Captured torchmem call*",
             "ran out of memory on cpu with 35.0 MiB live: largest 30.0 MiB of activation from "
-            "aten::mm in net.head (fake_measure.py:7)",
+            "aten::mm at fake_measure.py:7 in net.head",
             "live then:",
             "30.0 MiB*activation*aten::mm*net.head*",
         ]

@@ -118,7 +118,7 @@ def test_a_limit_that_is_exceeded_is_explained_by_a_second_run(project):
             "*ran as number 1 0*",
             "*ran as number 1 1*",
             "memory peaked at 12.0 MiB, +2.0 MiB (+20 %) over the limit of 10.0 MiB: "
-            "largest 12.0 MiB of activation from aten::mm in net *",
+            "largest 12.0 MiB of activation from aten::mm at *",
         ]
     )
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from pytest_torchmem.analysis.judge.verdict import judge_limits
-from pytest_torchmem.report.text.tables import change_table
+from pytest_torchmem.report.text.tables import change_table, lines_table
 from pytest_torchmem.report.text.terminal import Detail, failure_text, summary_lines
 from pytest_torchmem.store.run_reports import RunReport
-from pytest_torchmem.values.baseline import Change
+from pytest_torchmem.values.baseline import Change, ChangedNumber
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
@@ -21,6 +21,7 @@ from pytest_torchmem.values.findings import (
     DifferenceKind,
     Finding,
     FindingKind,
+    LineDifference,
     Verdict,
 )
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, Window
@@ -31,6 +32,11 @@ from pytest_torchmem.values.units import MiB
 def made(size, module="net"):
     source = Source("src/net.py", 3, "forward")
     return Contributor(Category.ACTIVATION, size, 2, "aten::mm", module, source, Phase.FORWARD)
+
+
+def line_of(*contributors):
+    parts = (Difference(c, c.size_bytes, DifferenceKind.NEW) for c in contributors)
+    return LineDifference(tuple(parts))
 
 
 def result(*live, name="", **changes):
@@ -105,10 +111,10 @@ def test_a_dry_run_s_table_without_room_becomes_a_list():
 
 
 def test_a_table_without_room_becomes_a_list():
-    grown = Difference(made(3 * MiB, "net.new"), 3 * MiB, DifferenceKind.NEW)
+    grown = line_of(made(3 * MiB, "net.new"))
     verdict = Verdict(
         result(made(3 * MiB, "net.layers.*.mlp")),
-        (Finding(FindingKind.GROWN, "total", "x", 1, (grown,)),),
+        (Finding(FindingKind.OVER_LIMIT, "total", "x", 1),),
     )
     lines = failure_text([verdict], "", "", width=50).splitlines()
     assert max(map(len, lines)) <= 50
@@ -119,37 +125,46 @@ def test_a_table_without_room_becomes_a_list():
         "    aten::mm in net.layers.*.mlp (src/net.py:3",
         "        forward)",
     ]
-    assert "    aten::mm in net.new (src/net.py:3 forward)" in lines
     assert "operator" in failure_text([verdict], "", "", width=100)
+    lines = lines_table((grown,), ChangedNumber("total", 0, 3 * MiB), width=50)
+    assert lines == [
+        "  change       of",
+        "+3.0 MiB  new  activation",
+        "    aten::mm in net.new (src/net.py:3 forward)",
+    ]
 
 
-def test_a_failure_shows_what_is_live_what_grew_and_how_to_accept_it():
-    grown = Difference(made(3 * MiB, "net.new"), 3 * MiB, DifferenceKind.NEW)
-    finding = Finding(
-        FindingKind.GROWN, "activation", "activation peaked too high", 3 * MiB, (grown,)
-    )
+def test_what_is_too_small_to_be_listed_is_a_row_of_what_grew():
+    grown = line_of(made(3 * MiB))
+    lines = lines_table((grown,), ChangedNumber("total", 0, 3 * MiB + 5))
+    assert lines[-1] == "and +5 B too small to be listed"
+
+
+def test_a_failure_shows_what_grew_and_how_to_accept_it():
+    grown = line_of(made(3 * MiB, "net.new"), replace(made(MiB), category=Category.TEMPORARY))
+    finding = Finding(FindingKind.GROWN, "activation", "memory peaked too high", 4 * MiB, (grown,))
     finding = replace(finding, allowed="tolerance 2 %")
     verdict = Verdict(
         result(made(5 * MiB), made(3 * MiB, "net.new"), notes=("seen late",)),
         (finding,),
         Change.GROWN,
+        changed=ChangedNumber("total", 4 * MiB, 8 * MiB),
+        lines=(grown,),
     )
     assert failure_text([verdict], "", "pytest t.py --accept").splitlines() == [
-        "activation peaked too high",
+        "memory peaked too high",
         "",
-        "live at the peak, 8.0 MiB on cpu:",
-        "   size       category      count  operator    module    source",
-        "5.0 MiB  62%  activation        2  aten::mm    net       src/net.py:3 forward",
-        "3.0 MiB  38%  activation        2  aten::mm    net.new   src/net.py:3 forward",
-        "",
-        "grown against the baseline (tolerance 2 %):",
-        "  growth       category    operator    module    source",
-        "+3.0 MiB  new  activation  aten::mm    net.new   src/net.py:3 forward",
+        "grown against the baseline (tolerance 2 %), in all +4.0 MiB (+100 %):",
+        "  change       of                             operator    module    source",
+        "+4.0 MiB  new  activation 3.0, temporary 1.0  aten::mm    net       src/net.py:3 forward",
         "note: seen late",
         "",
         "if this change is wanted, accept it with",
         "    pytest t.py --accept",
     ]
+    over = replace(finding, kind=FindingKind.OVER_LIMIT, key="total", lines=())
+    both = replace(verdict, findings=(finding, over))
+    assert "live at the peak, 8.0 MiB on cpu:" in failure_text([both], "", "")
 
 
 def test_a_limit_names_no_command_since_none_raises_it():

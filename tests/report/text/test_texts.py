@@ -57,8 +57,8 @@ def test_a_comment_can_be_found_again_and_leads_with_the_counts():
 def test_a_failure_has_its_sentence_and_its_causes():
     text = run_markdown(sample_run())
     assert "activation peaked at 64.0 MiB, +16.0 MiB (+33 %) over the baseline of 48.0 MiB" in text
-    cells = ("+7.8 MiB", "activation", "`aten::_to_copy`", "`model.layers.*.norm`", "`net.py:41`")
-    assert f"| {' | '.join(cells)} |" in text
+    place = ("`aten::_to_copy`", "`model.layers.*.norm`", "`src/net.py:41 forward`")
+    assert f"| +7.8 MiB | activation | {' | '.join(place)} |" in text
 
 
 def test_problems_are_told_and_cut_where_they_would_fill_a_comment():
