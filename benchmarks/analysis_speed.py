@@ -1,6 +1,6 @@
 """How long the analysis takes, beside torch's own on the same event trees.
 
-    python benchmarks/analysis_speed.py [--repeat 5] [--sizes 4] [--output FILE.md]
+    python -m benchmarks analysis_speed [--repeat 5] [--sizes 4] [--output FILE.md]
 
 Each number is processor time, the median over at least ``--repeat`` rounds in one process; within a
 round torch and we take turns on the same finished profile, so a noisy machine slows both alike.
@@ -220,7 +220,7 @@ def report(rows: list[Row], per_event: float, repeat: int) -> str:
         "# Speed of the analysis, beside torch's own\n\n"
         f"torch {torch.__version__}, CPU, {date.today()}; "
         f"processor time, medians of at least {repeat} rounds.\n"
-        f"Command: `python benchmarks/analysis_speed.py --repeat {repeat}`\n\n"
+        f"Command: `python -m benchmarks analysis_speed --repeat {repeat}`\n\n"
         f"{tabulate(table, headers, tablefmt='github')}\n\n"
         f"Goal: at least {GOAL:.0f}x. Floor: reading what is needed once, doing nothing with it.\n"
         f"A trace of a million events holds {per_event:.0f} bytes per event (goal: below 400).\n"
@@ -238,7 +238,3 @@ def main() -> None:
     print(text)
     if arguments.output:
         arguments.output.write_text(text)
-
-
-if __name__ == "__main__":
-    main()

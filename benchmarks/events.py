@@ -1,6 +1,6 @@
 """How long each function over events takes, beside torch's own on the same finished profile.
 
-    python benchmarks/events.py [--repeat 5] [--output FILE.md]
+    python -m benchmarks events [--repeat 5] [--output FILE.md]
 
 Each number is processor time, the median over ``--repeat`` rounds in one process; within a round
 torch and we take turns. *first* begins at the finished profile, which torch parses and we read;
@@ -252,14 +252,10 @@ def main() -> None:
         f"torch {torch.__version__}, CPU, {date.today()}; processor time, medians of "
         f"{arguments.repeat} rounds. *first*: from the finished profile on; *again*: a further "
         "question.\n"
-        f"Command: `python -m benchmarks.events --repeat {arguments.repeat} "
+        f"Command: `python -m benchmarks events --repeat {arguments.repeat} "
         f"--steps {arguments.steps}`\n\n"
         f"{tabulate(rows, headers, tablefmt='github')}\n"
     )
     print(text)
     if arguments.output:
         arguments.output.write_text(text)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Bytes at the peak that are labelled right: ours beside torch's, workload by workload.
 
-    python -m benchmarks.label_accuracy                      # all, as a Markdown table
-    python -m benchmarks.label_accuracy gpt2 lora --verbose  # some, with what is wrong
+    python -m benchmarks label_accuracy                      # all, as a Markdown table
+    python -m benchmarks label_accuracy gpt2 lora --verbose  # some, with what is wrong
 
 Each workload runs four times: to warm up, for the truth (`benchmarks.label_truth`), under our
 recorder, and under ``torch.profiler`` with shapes, memory and stacks for torch's own
@@ -321,7 +321,7 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
     parser.add_argument("--verbose", action="store_true", help="say what is labelled wrong")
     options = parser.parse_args(arguments)
     chosen = [w for w in all_workloads() if not options.workload or w.__name__ in options.workload]
-    command = " ".join(("python -m benchmarks.label_accuracy", *options.workload))
+    command = " ".join(("python -m benchmarks label_accuracy", *options.workload))
     write(
         f"# Label accuracy on the CPU\n\ntorch {torch.__version__}, "
         f"Python {platform.python_version()}, {datetime.date.today().isoformat()}. "
@@ -333,7 +333,3 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
         if options.verbose:
             for mistake in _mistakes(row):
                 write(mistake)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """What measuring costs: the time of a body that is measured beside the bare body, in one run.
 
-    python benchmarks/overhead.py [--device cpu] [--clock wall|processor] [--repeat 15]
+    python -m benchmarks overhead [--device cpu] [--clock wall|processor] [--repeat 15]
                                   [--output FILE.md]
 
 The body is a training step of a 12-layer GPT. Within a round the levels take turns, and each ratio
@@ -39,10 +39,10 @@ from datetime import date
 from pathlib import Path
 
 import torch
-from analysis_speed import GPT
 from tabulate import tabulate
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
+from benchmarks.analysis_speed import GPT
 from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.measuring.counted import CounterMeasurement
 from pytest_torchmem.record.devices import settle, synchronize
@@ -214,7 +214,7 @@ def main() -> None:
             "# What measuring costs",
             "",
             f"torch {torch.__version__}, Python {sys.version.split()[0]}, {name}, "
-            f"{date.today()}. Made by `python benchmarks/overhead.py --device {options.device} "
+            f"{date.today()}. Made by `python -m benchmarks overhead --device {options.device} "
             f"--clock {clock} --repeat {options.repeat}`.",
             "",
             *_SIMULATED * ("simulated" in name),
@@ -229,7 +229,3 @@ def main() -> None:
     print(text)
     if options.output:
         options.output.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

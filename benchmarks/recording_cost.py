@@ -1,6 +1,6 @@
 """What recording adds to a body, in processor time and in memory: bare and measured, in turns.
 
-    python benchmarks/recording_cost.py [--repeat 3] [--large] [--output FILE.md]
+    python -m benchmarks recording_cost [--repeat 3] [--large] [--output FILE.md]
 
 Each row is a body that runs in a process of its own, once bare and once measured, in turns. Shown
 are medians: the seconds and the growth of the resident memory's peak from just before the body to
@@ -155,7 +155,7 @@ def main() -> None:
             "# What recording adds to a body",
             "",
             f"torch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores, "
-            f"{date.today()}. Made by `python benchmarks/recording_cost.py "
+            f"{date.today()}. Made by `python -m benchmarks recording_cost "
             f"--repeat {options.repeat}{' --large' * options.large}`.",
             "",
             table(options.repeat, options.large),

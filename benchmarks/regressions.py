@@ -1,7 +1,7 @@
 """Regressions in real model code: does the first line of the failure name what was edited?
 
-    python -m benchmarks.regressions                     # all, as a Markdown table
-    python -m benchmarks.regressions foreach sort -v     # some, with what was said
+    python -m benchmarks regressions                     # all, as a Markdown table
+    python -m benchmarks regressions foreach sort -v     # some, with what was said
 
 A project holds one module and one test for each program of `benchmarks.regression_programs`. Its
 baselines are stored before the edit, and everything is committed as a user's project would be. Then
@@ -186,7 +186,7 @@ class Project:
         """Run some programs' tests in a process of their own; return the texts of failures."""
         report = self.folder.with_suffix(".xml")
         tests = [f"test_{name}.py" for name in names]
-        ours = ("-p", "pytest_torchmem.plugin.hooks", "--torchmem-device=cpu")
+        ours = ("-p", "pytest_torchmem.plugin.hooks", "-otorchmem_device=cpu")
         quiet = ("-q", "-p", "no:cacheprovider", f"--junitxml={report}", *ours)
         # Python tells an edit of the same second and length apart from nothing.
         alone = {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -281,7 +281,7 @@ def table(outcome: Outcome) -> Iterable[str]:
     yield "# Regressions, and what the first line of their failures says\n"
     yield (
         f"torch {torch.__version__}, {datetime.date.today()}. "
-        "Made by `python -m benchmarks.regressions`, which says how it is scored.\n"
+        "Made by `python -m benchmarks regressions`, which says how it is scored.\n"
     )
     right = _share(outcome.right_count, count)
     yield f"**{right} are right in all four columns**; goal {GOAL:.0%}.\n"
@@ -338,7 +338,3 @@ def main() -> None:
     print(text)
     if arguments.verbose:
         print("\n".join(details(outcome.scores)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """What a simulated GPU costs: to start, for one large step, and for a suite of small tests.
 
     torchmem simulate --fetch            # once
-    python benchmarks/simulated_cost.py [start llama suite] [--output FILE.md]
+    python -m benchmarks simulated_cost [start llama suite] [--output FILE.md]
 
 Processor seconds of a process and all that it starts, the middle of three runs taken in turns, and
 the most memory that one of them had. The suite is 200 tests, each with a limit, of a small training
@@ -92,7 +92,7 @@ def commands(part: str, folder: Path) -> dict[str, Sequence[str]]:
     (folder / "test_steps.py").write_text(TESTS)
     (folder / "pytest.ini").write_text("[pytest]\n")
     run = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    simulated = (*run, "--torchmem-simulate=H100", "--torchmem-device=cuda")
+    simulated = (*run, "--torchmem-simulate=H100", "-otorchmem_device=cuda")
     return {"200 tests on the CPU": run, "the same on a simulated GPU": simulated}
 
 
@@ -117,12 +117,8 @@ def main() -> None:
     if options.output:
         options.output.write_text(
             "# What a simulated GPU costs\n\n"
-            f"`python benchmarks/simulated_cost.py`, torch {torch.__version__}, {date.today()}, "
+            f"`python -m benchmarks simulated_cost`, torch {torch.__version__}, {date.today()}, "
             f"on {os.cpu_count()} cores with a load of {os.getloadavg()[2]:.0f}.\n\n"
             f"{table}\n",
             encoding="utf-8",
         )
-
-
-if __name__ == "__main__":
-    main()

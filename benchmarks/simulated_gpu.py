@@ -10,7 +10,7 @@ release of torch that it was written for, and both snapshots are compared event 
         MAGMA27/assignment2-systems notHanmin/assignment2-systems; do
         git clone https://github.com/$one clones/$one; done
     for release in 2.6.0 2.11.0 2.13.0; do torchmem simulate --fetch --torch $release; done
-    python benchmarks/simulated_gpu.py clones --output benchmarks/results/simulated-gpu.md
+    python -m benchmarks simulated_gpu clones --output benchmarks/results/simulated-gpu.md
 
 What the programs import (einops, einx, jaxtyping, pandas, liger-kernel) has to be installed.
 Nothing of theirs is kept here but the numbers.
@@ -306,7 +306,3 @@ def main() -> None:
             PAGE.replace("TODAY", f"{date.today()}") + table + "\n",
             encoding="utf-8",
         )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Other projects' tests, each with a baseline: what the plugin changes, and what it costs.
 
-    python benchmarks/suites.py CHECKOUT tests/of/it [...] [--name NAME] [--output FILE.md]
+    python -m benchmarks suites CHECKOUT tests/of/it [...] [--name NAME] [--output FILE.md]
 
 Runs the tests seven times in processes of their own: without the plugin; without it and each body
 in a session of torch's profiler as the recorder begins it, whose result nobody looks at; with the
@@ -87,7 +87,7 @@ def run(name: str, checkout: Path, tests: Sequence[str], folder: Path) -> Run:
     }
     options = ["-q", "-p", "suite_plugin", "-p", "no:cacheprovider", f"--junitxml={report}"]
     if marked:
-        options.append(f"--torchmem-baseline-dir={folder / 'baselines'}")
+        options.append(f"-otorchmem_baseline_dir={folder / 'baselines'}")
     command = [sys.executable, "-W", "ignore", "-c", _TIMED, *options, *RUNS[name], *tests]
     done = subprocess.run(
         command, check=False, cwd=checkout, env=environment, capture_output=True, text=True
@@ -172,7 +172,3 @@ def main() -> None:
     if options.output:
         with options.output.open("a", encoding="utf-8") as file:
             file.write("\n" + text)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """How long each of torch's functions takes, beside its counterpart here, on the same input.
 
-    python -m benchmarks.torch_sources [--repeat 5] [--output FILE.md]
+    python -m benchmarks torch_sources [--repeat 5] [--output FILE.md]
 
 Each number is processor time, the median over ``--repeat`` rounds in one process; within a round
 torch and we take turns. Where a function takes what another one made (``SizeMap`` of an
@@ -239,14 +239,10 @@ def main() -> None:
         "# Speed of each function, beside torch's own\n\n"
         f"torch {torch.__version__}, CPU, {date.today()}; processor time, medians of "
         f"{arguments.repeat} rounds.\n"
-        f"Command: `python -m benchmarks.torch_sources --repeat {arguments.repeat}`\n\n"
+        f"Command: `python -m benchmarks torch_sources --repeat {arguments.repeat}`\n\n"
         f"## torch.profiler._memory_profiler\n\n{events_in(finished):,} events.\n\n{profiles}\n\n"
         f"## torch._inductor.fx_passes.memory_estimator\n\n{graphs}\n"
     )
     print(text)
     if arguments.output:
         arguments.output.write_text(text)
-
-
-if __name__ == "__main__":
-    main()

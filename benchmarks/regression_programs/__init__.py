@@ -7,27 +7,17 @@ from typing import Final
 from benchmarks.regression_programs import (
     attention,
     caches,
-    diffuse,
     elsewhere,
-    kept,
     layers,
     losses,
-    several_files,
     strangers,
     training,
 )
+from benchmarks.regression_programs.case import Regression
 from benchmarks.regression_programs.harmless import EDITS
 
-REGRESSIONS: Final = (
-    *attention.REGRESSIONS,
-    *caches.REGRESSIONS,
-    *layers.REGRESSIONS,
-    *losses.REGRESSIONS,
-    *training.REGRESSIONS,
-    *diffuse.REGRESSIONS,
-    *elsewhere.REGRESSIONS,
-    *kept.REGRESSIONS,
-    *several_files.REGRESSIONS,
-    *strangers.REGRESSIONS,
+_MODULES: Final = (attention, caches, layers, losses, training, elsewhere, strangers)
+REGRESSIONS: Final = tuple(
+    one for module in _MODULES for one in vars(module).values() if isinstance(one, Regression)
 )
 HARMLESS: Final = EDITS

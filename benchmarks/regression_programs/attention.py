@@ -233,17 +233,3 @@ CONTEXT: Final = Regression(
     # Two layers keep scores of 2 MiB; the same operator has made contexts of 8 KiB before.
     (Blame("activation", MATMUL, 4 * MIB),),
 )
-
-REGRESSIONS: Final = (
-    NAIVE,
-    FLOAT32_SCORES,
-    MASK_PER_HEAD,
-    FLOAT_MASK_BUFFER,
-    POSITIONS_REPEATED,
-    ROTARY_IN_FLOAT64,
-    WEIGHTS_KEPT,
-    CHUNKS,
-    GROUPED_KEYS,
-    BEAMS,
-    CONTEXT,
-)

@@ -491,24 +491,3 @@ FUSED_INPUT: Final = Regression(
     """,
     uses="rows",
 )
-
-REGRESSIONS: Final = (
-    UNTIED,
-    FULL_PRECONDITIONER,
-    FROZEN_WEIGHT,
-    WIDE_MASK,
-    GRADIENTS_IN_FLOAT32,
-    QUASI_NEWTON,
-    PENALTY,
-    COMPLEX,
-    ADJACENCY,
-    TWO_COPIES,
-    DEQUANTIZED,
-    CACHED_METHOD,
-    TIMER,
-    PARTIAL,
-    PER_SAMPLE,
-    OPTIMIZER_BY_NAME,
-    PADDED_TO,
-    FUSED_INPUT,
-)

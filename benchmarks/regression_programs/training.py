@@ -542,30 +542,3 @@ SELECTED: Final = Regression(
     # What tanh made in each of four, where it was recomputed in one at a time.
     (Blame("activation", "aten::tanh", 3 * MIB), Blame("activation", "aten::tanh", 4 * MIB)),
 )
-
-REGRESSIONS: Final = (
-    MOMENTUM,
-    AMSGRAD,
-    FOREACH,
-    MASTER_WEIGHTS,
-    EXTRA_STATE,
-    EMA,
-    AVERAGED_MODEL,
-    CLIP_BY_CAT,
-    CLIP_COPIES,
-    ZEROED,
-    GRADIENT_HOOK,
-    GRADIENT_HISTORY,
-    FORWARD_HOOKS,
-    FEATURE_COPIES,
-    BACKWARD_HOOKS,
-    ONE_BLOCK,
-    SEGMENTS,
-    RECOMPUTED,
-    AUTOCAST,
-    MICRO_BATCHES,
-    SHARDS_KEPT,
-    FUSED,
-    CONTEXT_ATTRIBUTE,
-    SELECTED,
-)

@@ -1,17 +1,19 @@
-"""Baselines at scale: reading, comparing and writing 10,000 entries.
+"""At scale: 10,000 entries of baselines, and 10,000 requests to the simulated caching allocator.
 
-    python benchmarks/baselines.py [--entries N] [--write FILE.md]
+    python -m benchmarks scale [--output FILE.md]
 
 The entries are as large as those of a small transformer: 12 contributors to the peak and 5 to what
 is retained. They are in files of 50, as a project with 200 test modules would have them. Each step
 is timed alone, by the processor's time; the best of five rounds counts, since other work on the
-machine only adds.
+machine only adds. The goal for the allocator is below 50 ms.
 """
 
 from __future__ import annotations
 
 import argparse
 import platform
+import random
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,6 +21,12 @@ from datetime import date
 from pathlib import Path
 from typing import Final
 
+from pytest_torchmem.analysis.caching_allocator import (
+    AllocatorSettings,
+    RequestLog,
+    Requests,
+    simulate,
+)
 from pytest_torchmem.analysis.judge.verdict import judge_baseline
 from pytest_torchmem.store.baselines import BaselineStore, FileChanges, write_file
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change, Reference, complete
@@ -125,7 +133,7 @@ def best(action: Callable[[], object]) -> float:
     return min(rounds)
 
 
-def report(count: int) -> str:
+def baselines(count: int) -> str:
     """Return a table. Raises AssertionError where a step does not do what it should."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -156,7 +164,7 @@ def report(count: int) -> str:
             "",
             f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, "
             f"{date.today()}, best of {ROUNDS} rounds; no torch in it. "
-            "Made by `python benchmarks/baselines.py`.",
+            "Made by `python -m benchmarks scale`.",
             "",
             "| step | processor time |",
             "|---|--:|",
@@ -168,16 +176,118 @@ def report(count: int) -> str:
     )
 
 
+EVENTS = 10_000
+GOAL_MS = 50.0
+
+
+def random_sizes(live: int) -> Requests:
+    """Allocations of 8 bytes to 32 MiB, freed in no order, with about ``live`` alive at once."""
+    chance = random.Random(live)
+    is_alloc, size, key = [], [], []
+    alive: list[int] = []
+    for number in range(EVENTS):
+        if alive and chance.random() < (0.45 if len(alive) < live else 0.55):
+            position = chance.randrange(len(alive))
+            alive[position], alive[-1] = alive[-1], alive[position]
+            is_alloc.append(False)
+            key.append(alive.pop())
+            size.append(0)
+        else:
+            is_alloc.append(True)
+            key.append(number)
+            size.append(int(2 ** chance.uniform(3, 25)))
+            alive.append(number)
+    return Requests.from_columns(is_alloc, size, key)
+
+
+def training_steps() -> Requests:
+    """Steps that keep an activation per operator, free them in reverse, and update in between."""
+    chance = random.Random(0)
+    activations = [chance.choice([3 * MiB, 12 * MiB, MiB // 2, 4096]) for _ in range(300)]
+    log = RequestLog()
+    number = 0
+    while len(log.rows) < EVENTS:
+        first = number
+        for size in activations:
+            log.alloc(number, size)
+            log.alloc(-1 - number, size // 3 + 1)
+            log.free(-1 - number)
+            number += 1
+        for back in reversed(range(first, number)):
+            log.alloc(-1 - back, activations[back - first])
+            log.free(back)
+            log.free(-1 - back)
+    log.rows = log.rows[:EVENTS]
+    return log.requests()
+
+
+def two_streams() -> Requests:
+    """Two streams that use a tenth of each other's memory."""
+    chance = random.Random(2)
+    log, alive = RequestLog(), []
+    for number in range(EVENTS):
+        kind = chance.random()
+        if kind < 0.1 and alive:
+            log.record_stream(chance.choice(alive), chance.randrange(2))
+        elif kind < 0.55 and alive:
+            log.free(alive.pop(chance.randrange(len(alive))))
+        else:
+            log.alloc(number, int(2 ** chance.uniform(3, 25)), chance.randrange(2))
+            alive.append(number)
+    return log.requests()
+
+
+def median_ms(requests: Requests, conf: str, repeats: int) -> tuple[float, float]:
+    """The median run in milliseconds, by the clock and in processor time, after an uncounted run.
+
+    The two differ by what else the machine does.
+    """
+    settings = AllocatorSettings.parse(conf)
+    simulate(requests, settings)
+    wall, processor = [], []
+    for _ in range(repeats):
+        begin, processor_begin = time.perf_counter(), time.process_time()
+        simulate(requests, settings)
+        wall.append((time.perf_counter() - begin) * 1e3)
+        processor.append((time.process_time() - processor_begin) * 1e3)
+    return statistics.median(wall), statistics.median(processor)
+
+
+def requests(repeats: int) -> str:
+    """Return a table of the allocator's times."""
+    cases = [
+        ("training steps", training_steps(), ""),
+        ("random, 100 live", random_sizes(100), ""),
+        ("random, 2,000 live", random_sizes(2000), ""),
+        ("two streams", two_streams(), ""),
+        ("random, 100 live", random_sizes(100), "roundup_power2_divisions:4"),
+        ("random, 100 live", random_sizes(100), "max_split_size_mb:32"),
+        ("random, 100 live", random_sizes(100), "expandable_segments:True"),
+    ]
+    lines = [
+        f"## {EVENTS:,} requests to the simulated caching allocator",
+        "",
+        f"{date.today()}, median of {repeats} runs.",
+        "",
+        f"| requests | settings | ms by the clock | ms of processor | below {GOAL_MS:.0f} ms |",
+        "|---|---|--:|--:|---|",
+    ]
+    for name, asked, conf in cases:
+        wall, processor = median_ms(asked, conf, repeats)
+        verdict = "yes" if wall < GOAL_MS else "no"
+        lines.append(
+            f"| {name} | {conf or 'defaults'} | {wall:.1f} | {processor:.1f} | {verdict} |"
+        )
+    return "\n".join([*lines, ""])
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--entries", type=int, default=ENTRIES)
-    parser.add_argument("--write", type=Path)
-    arguments = parser.parse_args()
-    text = report(arguments.entries)
+    parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    text = f"{baselines(options.entries)}\n{requests(options.repeat)}"
     print(text)
-    if arguments.write:
-        arguments.write.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    if options.output:
+        options.output.write_text(text, encoding="utf-8")
