@@ -21,6 +21,7 @@ from pytest_torchmem.record.devices import (
     synchronize,
     workspace_bytes,
 )
+from pytest_torchmem.record.observers import observer_for
 from pytest_torchmem.record.owners.live_objects import SwapWatch, settle_collector
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.patches import Installed
@@ -33,8 +34,7 @@ from pytest_torchmem.record.patches.compiled_code import (
 from pytest_torchmem.record.patches.gloo import GlooWatch
 from pytest_torchmem.record.patches.quiet import quiet
 from pytest_torchmem.record.profiled.python_calls import library_paths
-from pytest_torchmem.record.sources import source_for
-from pytest_torchmem.record.tables import Rows
+from pytest_torchmem.record.recorded_tables import Rows
 from pytest_torchmem.record.torch_api import autograd, compiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.values.json_values import Json
@@ -64,10 +64,10 @@ class Recorder:
     ) -> None:
         self._device = device
         self._own_ns = 0
-        self._source = source_for(device, say)
+        self._observer = observer_for(device, say)
         self._counters = CounterReader(device, empties_cache=empties_cache)
-        self._log = OwnershipLog(self._source.strings, self._source.device_names)
-        self._watch = OwnershipWatch(self._log, self.mark, self._source.sees_end)
+        self._log = OwnershipLog(self._observer.strings, self._observer.device_names)
+        self._watch = OwnershipWatch(self._log, self.mark, self._observer.sees_end)
         self._marks = Rows(MARK)
         self._compilations = CompilationWatch(self._learn_graphs)
         self._imports = CompilerImport(self._listen_to_compiler)
@@ -88,7 +88,7 @@ class Recorder:
     def _start(self) -> None:
         begin_ns = perf_counter_ns()
         ORIGINALS.note()
-        self._source.prepare()
+        self._observer.prepare()
         settle(self._device)
         settle_collector(collect=holds_memory(self._device))
         with _collector_as_after_a_collection():
@@ -103,13 +103,13 @@ class Recorder:
             self._learn_graphs()
             self._counters.start()
             self._own_ns += perf_counter_ns() - begin_ns
-            self._source.begin()
+            self._observer.begin()
         atexit.register(self.cancel)
         Recorder.now = self
 
     @cached_property
     def _sources(self) -> CompiledSources:
-        return CompiledSources(self._source.strings)
+        return CompiledSources(self._observer.strings)
 
     def _learn_graphs(self) -> None:
         """Note what the living graphs of a compiler know; without a compiler there are none."""
@@ -148,11 +148,11 @@ class Recorder:
         """Note a moment; returns its number."""
         number = self._clock_mark(kind, text)
         if kind not in _OFF_TREE:
-            self._source.mark(number)
+            self._observer.mark(number)
         return number
 
     def _clock_mark(self, kind: MarkKind, text: str = "") -> int:
-        row = (kind, self._source.now_ns(), -1, self._source.strings.number(text))
+        row = (kind, self._observer.now_ns(), -1, self._observer.strings.number(text))
         self._marks.append(row)
         return len(self._marks) - 1
 
@@ -166,11 +166,11 @@ class Recorder:
     def trace(self) -> Trace:
         """Return what was recorded so far, and go on."""
         with ORIGINALS.back():
-            self._source.pause()
+            self._observer.pause()
             try:
                 return self._assemble()
             finally:
-                self._source.go_on()
+                self._observer.go_on()
 
     @untraced
     def stop(self) -> Trace:
@@ -179,7 +179,7 @@ class Recorder:
             synchronize(self._device)
             autograd.await_engine(self._device)
             stop = self.mark(MarkKind.STOP)
-            self._source.end()
+            self._observer.end()
             self._counters.stop()
             self._watch.sample_end(stop)
         finally:
@@ -188,7 +188,7 @@ class Recorder:
             with ORIGINALS.back():
                 return self._assemble()
         finally:
-            self._source.let_go()
+            self._observer.let_go()
 
     def paused(self) -> Around[None]:
         """Leave what happens in the block out of the recording."""
@@ -196,22 +196,22 @@ class Recorder:
         def begin() -> None:
             self._hooks.remove()
             self._following.remove()
-            self._source.pause()
+            self._observer.pause()
 
         def end(_: None) -> None:
             self._watch.install(self._following)
             self._hooks_in()
-            self._source.go_on()
+            self._observer.go_on()
 
         return Around(begin, end)
 
     def cancel(self) -> None:
         """End the recording and restore everything, without looking at what was recorded."""
         self._restore()
-        self._source.let_go()
+        self._observer.let_go()
 
     def _restore(self) -> None:
-        self._source.end()
+        self._observer.end()
         Recorder.now = None
         atexit.unregister(self.cancel)
         self._listening.remove()
@@ -223,8 +223,8 @@ class Recorder:
     def _assemble(self) -> Trace:
         begin_ns = perf_counter_ns()
         marks, edges = self._marks.table(), self._log.edges.table()
-        tables = self._source.read(marks)
-        device_names = self._source.device_names.values()
+        tables = self._observer.read(marks)
+        device_names = self._observer.device_names.values()
         self._own_ns += perf_counter_ns() - begin_ns
         return Trace(
             events=tables.events,
@@ -240,7 +240,7 @@ class Recorder:
                 if compiler.is_imported()
                 else np.empty(0, COMPILED_LINE)
             ),
-            strings=self._source.strings.values(),
+            strings=self._observer.strings.values(),
             devices=device_names,
             meta=self._meta(),
         )

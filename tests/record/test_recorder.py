@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +77,7 @@ def doubled() -> torch.Tensor:
 
 @pytest.mark.parametrize("options", [{}, {"profile_memory": True, "with_stack": True}])
 def test_a_profiler_around_the_body_and_we_see_what_each_sees_alone(
-    options: dict[str, bool],
+    options: dict[str, Any],
 ) -> None:
     alone = measured(doubled)
     with torch.profiler.profile(**options) as outer:
@@ -88,7 +89,7 @@ def test_a_profiler_around_the_body_and_we_see_what_each_sees_alone(
 
 @pytest.mark.parametrize("options", [{}, {"profile_memory": True, "with_stack": True}])
 def test_a_profiler_of_the_bodys_own_and_we_see_what_each_sees_alone(
-    options: dict[str, bool],
+    options: dict[str, Any],
 ) -> None:
     seen: list[str] = []
 

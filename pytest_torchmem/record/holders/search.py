@@ -20,10 +20,10 @@ import torch
 
 from pytest_torchmem.record.heap import is_a, referents, referents_of
 from pytest_torchmem.record.holders.paths import Searcher, place_of_frame, step_from, tidy
+from pytest_torchmem.record.observers import frees_during
 from pytest_torchmem.record.owners.autograd_graph import graph_holdings
 from pytest_torchmem.record.owners.live_objects import HAS_GENERATIONS, find_holding
 from pytest_torchmem.record.owners.places import answers, places_of, storages_of
-from pytest_torchmem.record.sources import frees_during
 from pytest_torchmem.record.torch_api import autograd, memory
 
 Place = tuple[str, int]

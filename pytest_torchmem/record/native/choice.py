@@ -8,11 +8,11 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import torch
 
-from pytest_torchmem.building.compiler import BuildError
+from pytest_torchmem.building.cpp import BuildError
 from pytest_torchmem.record.native.compiled_library import (
     GPU_OBSERVER,
     OBSERVER,
@@ -21,6 +21,7 @@ from pytest_torchmem.record.native.compiled_library import (
 )
 from pytest_torchmem.record.native.library import Library
 from pytest_torchmem.record.native.self_test import tried
+from pytest_torchmem.record.torch_api import modules
 
 _MACHINES: Final = ("x86_64", "aarch64")
 _NO_LAYOUT: Final = -1
@@ -116,8 +117,7 @@ class Choice:
     @staticmethod
     def _follow_python(library: Library) -> str:
         """Have the library read Python's frames; return why it cannot."""
-        call: Any = torch.nn.Module._wrapped_call_impl
-        if library.follow_python(_layout(), call.__code__):
+        if library.follow_python(_layout(), modules.CALL_CODE):
             without = " without its lock" if _is_free_threaded() else ""
             return (
                 "memory has no source lines: the frames of Python "

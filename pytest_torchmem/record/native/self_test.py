@@ -8,13 +8,13 @@ from types import FrameType
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pytest_torchmem.contexts import gc_paused
-from pytest_torchmem.record.native.columns import Columns, resolved
 from pytest_torchmem.record.native.library import Library
-from pytest_torchmem.record.tables import Tables
+from pytest_torchmem.record.native.row_reader import RowReader, resolved
+from pytest_torchmem.record.recorded_tables import Tables
 from pytest_torchmem.record.torch_api.dispatcher import undispatched, unseen_by_modes
+from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import EventKind, Role
 
 #: What ``x + 1`` takes for three numbers: 1 as an integer, as a number like x, and the sum.
@@ -38,7 +38,7 @@ class Faults:
 
 def tried(library: Library) -> Faults:
     """Record one small sum with a library and compare."""
-    columns, frame = Columns(library), sys._getframe()
+    columns, frame = RowReader(library), sys._getframe()
     with gc_paused(), unseen_by_modes(), undispatched():
         numbers = torch.ones(3, dtype=torch.float32, device="cpu")
         library.prepare()
@@ -57,7 +57,7 @@ def tried(library: Library) -> Faults:
         library.let_go()
 
 
-def _wrong_memory(tables: Tables, columns: Columns, input_address: int) -> str:
+def _wrong_memory(tables: Tables, columns: RowReader, input_address: int) -> str:
     events, strings = tables.events, columns.strings.values()
     operators = np.flatnonzero((events["kind"] == EventKind.TORCH_OP) & (events["thread"] == 0))
     names = [strings[number] for number in events["name"][operators].tolist()]
@@ -73,9 +73,9 @@ def _wrong_memory(tables: Tables, columns: Columns, input_address: int) -> str:
     return _wrong_allocations(tables.allocations, events)
 
 
-def _wrong_allocations(allocations: NDArray[np.void], events: NDArray[np.void]) -> str:
+def _wrong_allocations(allocations: Table, events: Table) -> str:
     live, sizes = set(), []
-    for row in allocations[events["thread"][allocations["event"]] == 0]:
+    for row in np.asarray(allocations)[events["thread"][allocations["event"]] == 0]:
         if row["size_bytes"] > 0:
             live.add(int(row["ptr"]))
             sizes.append(int(row["size_bytes"]))
@@ -96,7 +96,7 @@ def _calls(frame: FrameType | None, line: int) -> list[tuple[str, str, int]]:
     return found[::-1]
 
 
-def _wrong_stack(tables: Tables, columns: Columns, wanted: list[tuple[str, str, int]]) -> str:
+def _wrong_stack(tables: Tables, columns: RowReader, wanted: list[tuple[str, str, int]]) -> str:
     events, strings = tables.events, columns.strings.values()
     row, line, found = int(tables.allocations["event"][0]), 0, []
     line = int(events["line"][row])

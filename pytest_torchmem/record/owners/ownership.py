@@ -36,7 +36,7 @@ from pytest_torchmem.record.owners.places import (
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.quiet import quiet
 from pytest_torchmem.record.profiled.kineto import device_name
-from pytest_torchmem.record.tables import Rows, StringTable
+from pytest_torchmem.record.recorded_tables import Rows, StringTable
 from pytest_torchmem.record.torch_api import autograd, memory
 from pytest_torchmem.record.torch_api.modules import (
     CONVERT,

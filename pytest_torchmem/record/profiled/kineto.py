@@ -25,7 +25,7 @@ from pytest_torchmem.record.profiled.event_tree import (
 )
 from pytest_torchmem.record.profiled.mentions import InputShapes, InputSizes, Mentions
 from pytest_torchmem.record.profiled.python_calls import PythonCalls, find_gaps
-from pytest_torchmem.record.tables import StringTable, Tables
+from pytest_torchmem.record.recorded_tables import StringTable, Tables
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import (

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pytest_torchmem.record.tables import StringTable
+from pytest_torchmem.record.recorded_tables import StringTable
 from pytest_torchmem.record.torch_api import dispatcher, profiler
 from pytest_torchmem.values.trace import LETTERS, OVERLOADS_JOIN, Mutable, Role
 from pytest_torchmem.values.trace import TENSOR as TENSOR_ROW

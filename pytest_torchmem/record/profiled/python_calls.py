@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pytest_torchmem.record.profiled.event_tree import EventTree, WorthKeeping, are_calls, line_of
 from pytest_torchmem.record.profiled.source_lines import FunctionLines, functions_of, operator_lines
-from pytest_torchmem.record.tables import StringTable
+from pytest_torchmem.record.recorded_tables import StringTable
 from pytest_torchmem.values.trace import EventKind
 
 

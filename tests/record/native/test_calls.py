@@ -17,8 +17,8 @@ from torch import nn
 
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.native.choice import Choice
-from pytest_torchmem.record.native.columns import Columns, resolved
 from pytest_torchmem.record.native.library import Library
+from pytest_torchmem.record.native.row_reader import RowReader, resolved
 from pytest_torchmem.values.trace import EventKind
 
 Call = tuple[str, str, int]
@@ -50,7 +50,7 @@ def calls(frame: FrameType | None, line: int | None) -> list[Call]:
     return found[::-1]
 
 
-def wrong(stacks: Stacks, columns: Columns) -> list[tuple[list[Call], list[Call]]]:
+def wrong(stacks: Stacks, columns: RowReader) -> list[tuple[list[Call], list[Call]]]:
     """What the library has noted otherwise, beside what is right."""
     tables = columns.read()
     strings = columns.strings.values()
@@ -83,7 +83,7 @@ def stacks(library: Library, request: pytest.FixtureRequest) -> Iterator[Stacks]
     without: Callable[[int], int] = ctypes.CDLL(str(library.path)).torchmem_mark
     without.restype, without.argtypes = ctypes.c_int64, [ctypes.c_int64]  # type: ignore[attr-defined]
     made = Stacks(library.mark if request.param == "with the GIL" else without)
-    columns = Columns(library)
+    columns = RowReader(library)
     with gc_paused():
         library.prepare()
         library.begin()
@@ -271,7 +271,7 @@ def test_others_look_at_the_frames_meanwhile(library: Library) -> None:
         for number in range(300):
             recursive(stacks, number % 30)
 
-    stacks, columns, interval = Stacks(library.mark), Columns(library), sys.getswitchinterval()
+    stacks, columns, interval = Stacks(library.mark), RowReader(library), sys.getswitchinterval()
     readers = [threading.Thread(target=read_all) for _ in range(2)]
     workers = [threading.Thread(target=work) for _ in range(3)]
     library.prepare()
@@ -303,7 +303,7 @@ def test_modules_are_seen_where_they_are_called(library: Library) -> None:
             library.mark(0)
             return x + x
 
-    model, columns = nn.Sequential(nn.Identity(), Twice()), Columns(library)
+    model, columns = nn.Sequential(nn.Identity(), Twice()), RowReader(library)
     library.prepare()
     library.begin()
     model(torch.ones(1))
@@ -326,7 +326,7 @@ def test_modules_are_seen_where_they_are_called(library: Library) -> None:
 
 
 def test_a_wrong_stack_would_be_noticed(library: Library) -> None:
-    stacks, columns = Stacks(library.mark), Columns(library)
+    stacks, columns = Stacks(library.mark), RowReader(library)
     library.prepare()
     library.begin()
     recursive(stacks, 2)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.building.compiler import BuildError, find_compiler
+from pytest_torchmem.building.cpp import BuildError, find_compiler
 from pytest_torchmem.record.native import compiled_library
 from pytest_torchmem.record.native.choice import Choice
 from pytest_torchmem.record.native.compiled_library import (
@@ -359,7 +359,7 @@ def test_the_headers_of_cuda_are_found_beside_torch(
         folder.mkdir(parents=True)
     installed.touch()
     (package / "version.py").symlink_to(installed)  # as a simulated GPU has it
-    with pytest.raises(BuildError, match="headers of CUDA's runtime are not here; .* CUDA_HOME"):
+    with pytest.raises(BuildError, match=r"headers of CUDA's runtime are not here; .* CUDA_HOME"):
         built.headers_of_cuda()
     for place in (
         tmp_path / "toolkit" / "include",

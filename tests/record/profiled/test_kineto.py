@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem.record.profiled.kineto import TreeReader, device_name
-from pytest_torchmem.record.tables import Tables
+from pytest_torchmem.record.recorded_tables import Tables
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.trace import EventKind, Mutable, Role, Scope
 

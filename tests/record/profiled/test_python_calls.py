@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pytest_torchmem.record.profiled.python_calls import Gap, PythonCalls, full_path, library_paths
-from pytest_torchmem.record.tables import StringTable
+from pytest_torchmem.record.recorded_tables import StringTable
 from pytest_torchmem.values.trace import EVENT
 
 

@@ -12,7 +12,7 @@ import pytest
 from pytest_torchmem.record.profiled import python_calls
 from pytest_torchmem.record.profiled.python_calls import Gap, PythonCalls
 from pytest_torchmem.record.profiled.source_lines import FunctionLines, functions_of, operator_lines
-from pytest_torchmem.record.tables import StringTable
+from pytest_torchmem.record.recorded_tables import StringTable
 from pytest_torchmem.values.trace import EVENT
 
 SOURCE = """\

@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 
 from pytest_torchmem.record.native.choice import Choice
-from pytest_torchmem.record.native.native_source import NativeSource
-from pytest_torchmem.record.profiled.profiled_source import ProfiledSource
-from pytest_torchmem.record.tables import StringTable, Tables
+from pytest_torchmem.record.native.native_observer import NativeObserver
+from pytest_torchmem.record.profiled.profiled_observer import ProfiledObserver
+from pytest_torchmem.record.recorded_tables import StringTable, Tables
 from pytest_torchmem.values.errors import RecordingError
 from pytest_torchmem.values.trace import MARK
 
 
-class Source(Protocol):
+class Observer(Protocol):
     """Notes operators, memory and the Python around them, between `begin` and `end`.
 
     Attributes:
@@ -39,33 +39,34 @@ class Source(Protocol):
     def sees_end(self, storage: torch.UntypedStorage, /) -> bool: ...
 
 
-def source_for(device: torch.device, say: Callable[[str], None] = lambda _: None) -> Source:
+def observer_for(device: torch.device, say: Callable[[str], None] = lambda _: None) -> Observer:
     """Return what records a body on a device: the library knows the CPU and CUDA.
 
     ``say`` is called before the library is compiled, which happens once.
     """
     library = Choice.of_process(say).library_for(device.type, say)
-    return NativeSource(library) if library else ProfiledSource()
+    return NativeObserver(library) if library else ProfiledObserver()
 
 
 def frees_during(action: Callable[[], object]) -> list[tuple[str, int]] | None:
     """Return the places that an action frees; None where nobody can tell."""
-    source = source_for(torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
+    has_gpu: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    observer = observer_for(torch.device("cuda" if has_gpu else "cpu"))
     try:
-        source.prepare()
-        source.begin()
+        observer.prepare()
+        observer.begin()
     except RecordingError:
         action()
         return None
     try:
         action()
     finally:
-        source.end()
+        observer.end()
     try:
-        allocations = source.read(np.empty(0, MARK)).allocations
+        allocations = observer.read(np.empty(0, MARK)).allocations
     finally:
-        source.let_go()
-    names = source.device_names.values()
+        observer.let_go()
+    names = observer.device_names.values()
     freed = allocations["size_bytes"] <= 0
     devices, pointers = allocations["device"][freed], allocations["ptr"][freed]
     return [(names[d], p) for d, p in zip(devices.tolist(), pointers.tolist(), strict=True)]

@@ -8,16 +8,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pytest_torchmem.record.native.columns import Columns
 from pytest_torchmem.record.native.library import Library
-from pytest_torchmem.record.tables import Tables
+from pytest_torchmem.record.native.row_reader import RowReader
+from pytest_torchmem.record.recorded_tables import Tables
+from pytest_torchmem.record.torch_api import memory
 
 
-class NativeSource:
-    """Records by the library; see `sources.Source`."""
+class NativeObserver:
+    """Records by the library; see `observers.Observer`."""
 
     def __init__(self, library: Library) -> None:
-        self._library, self._columns = library, Columns(library)
+        self._library, self._columns = library, RowReader(library)
         self.strings, self.device_names = self._columns.strings, self._columns.device_names
         # Straight to C: a function of ours around each would take as long.
         self.now_ns: Any = library.now_ns
@@ -34,7 +35,9 @@ class NativeSource:
 
         A GPU's allocator tells of all. The CPU's does since the library was loaded.
         """
-        return storage.device.type == "cuda" or bool(self._library.sees_end(storage._cdata))
+        return storage.device.type == "cuda" or bool(
+            self._library.sees_end(memory.address_of(storage))
+        )
 
     def read(self, marks: NDArray[np.void]) -> Tables:
         """Return all that was recorded, and fill where the marks stand."""

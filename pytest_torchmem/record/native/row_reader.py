@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from pytest_torchmem.record.native.library import Library
-from pytest_torchmem.record.tables import StringTable, Tables
+from pytest_torchmem.record.recorded_tables import StringTable, Tables
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     EVENT,
@@ -43,7 +43,7 @@ MARK_ROW: Final = int(EventKind.OTHER)
 _BLOCK: Final = 512
 
 
-class Columns:
+class RowReader:
     """Turns rows into tables; strings and devices are numbered for one recording.
 
     Attributes:
@@ -151,6 +151,7 @@ class Columns:
                     number(overload),
                     number(writes or ""),
                     len(letters),
+                    len(writes or ""),
                 )
             )
             letters += writes or ""
@@ -240,7 +241,7 @@ class Columns:
 
 @lru_cache(maxsize=64)
 def _device(code: int) -> str:
-    kind = torch._C._autograd.DeviceType(code >> 8).name.lower() if code else "cpu"
+    kind = torch.profiler.DeviceType(code >> 8).name.lower() if code else "cpu"
     return "cpu" if kind == "cpu" else f"{kind}:{code & 0xFF}"
 
 

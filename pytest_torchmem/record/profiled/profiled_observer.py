@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from pytest_torchmem.record.profiled.kineto import MARKED, TreeReader, place_marks
-from pytest_torchmem.record.tables import Tables
+from pytest_torchmem.record.recorded_tables import Tables
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.errors import RecordingError
 
 
-class ProfiledSource:
-    """Records by torch's profiler; see `sources.Source`."""
+class ProfiledObserver:
+    """Records by torch's profiler; see `observers.Observer`."""
 
     def __init__(self) -> None:
         self._reader = TreeReader()
