@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.building.cache import unfinished
-from pytest_torchmem.building.compiler import (
+from pytest_torchmem.building.compiling import (
     BuildError,
     compile_sources,
     find_compiler,

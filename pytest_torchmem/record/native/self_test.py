@@ -70,7 +70,7 @@ def _wrong_memory(tables: Tables, columns: Columns, input_address: int) -> str:
     found = (mentioned["ptr"] == input_address) & (mentioned["role"] == Role.OPERATOR_INPUT)
     if mentioned["size_bytes"][found].tolist() != [12]:
         return "the input of aten::add was not seen"
-    return _wrong_allocations(tables.allocations, events)
+    return _wrong_allocations(np.array(tables.allocations), np.array(events))
 
 
 def _wrong_allocations(allocations: NDArray[np.void], events: NDArray[np.void]) -> str:

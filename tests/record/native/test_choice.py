@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.building.compiler import BuildError, find_compiler
+from pytest_torchmem.building.compiling import BuildError, find_compiler
 from pytest_torchmem.record.native import compiled_library
 from pytest_torchmem.record.native.choice import Choice
 from pytest_torchmem.record.native.compiled_library import (
@@ -218,8 +218,8 @@ def test_a_library_that_sees_nothing_fails_its_test(machine: Machine, tmp_path: 
 def _stub(folder: Path, functions: str) -> Path:
     source, out = folder / "stub.c", folder / "stub.so"
     source.write_text(functions)
-    command = [*find_compiler_of_session(), "-x", "c", "-shared", "-fPIC", source, "-o", out]
-    subprocess.run(command, env={"PATH": _PATH}, check=True)
+    command = [*find_compiler_of_session(), "-x", "c", "-shared", "-fPIC"]
+    subprocess.run([*command, source, "-o", out], env={"PATH": _PATH}, check=True)
     return out
 
 
@@ -359,7 +359,7 @@ def test_the_headers_of_cuda_are_found_beside_torch(
         folder.mkdir(parents=True)
     installed.touch()
     (package / "version.py").symlink_to(installed)  # as a simulated GPU has it
-    with pytest.raises(BuildError, match="headers of CUDA's runtime are not here; .* CUDA_HOME"):
+    with pytest.raises(BuildError, match=r"headers of CUDA's runtime are not here; .* CUDA_HOME"):
         built.headers_of_cuda()
     for place in (
         tmp_path / "toolkit" / "include",
