@@ -104,11 +104,13 @@ SLOW = (
     "tests/report/text/test_texts.py::test_failures_keep_their_sentences_beside_thousands",
     "tests/report/text/test_texts.py::test_the_summary_of_a_job_is_below",
     "tests/report/viewers/test_perfetto.py",
+    "tests/simulate/test_peaks_of_programs.py",
     "tests/store/test_baseline_rows.py::test_whatever_is_written_is_read_back_and_written_as_it_was",
     "tests/store/test_baseline_scale.py",
     "tests/store/test_baseline_writers.py::test_four_processes",
     "tests/stress/",
     "tests/test_baseline_story.py",
+    "tests/test_cuda_on_a_simulated_gpu.py",
     "tests/test_docs.py",
     "tests/test_examples.py",
     "tests/test_readme.py",
@@ -155,6 +157,10 @@ NIGHTLY: tuple[str, ...] = (
     "tests/test_examples.py::test_numbers_do_not_depend_on_the_order_of_tests",
     "tests/test_regressions.py",
 )
+
+#: It starts all tests that need a GPU in one process that sees a simulated one. It goes first: no
+#: other test takes as long.
+SIMULATED = "tests/test_cuda_on_a_simulated_gpu.py"
 
 #: Each of these tests looks at everything that is alive, several times. Those that need optimizers,
 #: which import torch's compiler, come behind the others.
@@ -226,17 +232,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             "slow": item.nodeid.startswith(SLOW) or "browser" in fixtures,
             "torch": hasattr(getattr(item, "module", None), "torch"),
             "browser": "browser" in fixtures,
-            "gpu": "cuda" in fixtures,
+            "gpu": "cuda" in fixtures or "gpu" in fixtures,
         }
         for name, needed in needs.items():
             if needed:
                 item.add_marker(name)
     items.sort(key=_turn)
     named = {config.rootpath / argument for argument in config.args}
-    if named == {config.rootpath / "tests"} and not config.getoption("nightly", False):
-        left = [item for item in items if item.nodeid.startswith(NIGHTLY)]
+    if named == {config.rootpath / "tests"}:
+        nightly = () if config.getoption("nightly", False) else NIGHTLY
+        left = [i for i in items if i.nodeid.startswith(nightly) or _runs_elsewhere(i)]
         config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if not item.nodeid.startswith(NIGHTLY)]
+        items[:] = [item for item in items if item not in set(left)]
+
+
+def _runs_elsewhere(item: pytest.Item) -> bool:
+    """Return whether the process of `SIMULATED` runs a test, and this one cannot; or the other way
+    round, in that process."""
+    if "TORCHMEM_SIMULATED" in os.environ:
+        return item.nodeid.startswith(SIMULATED)
+    if item.get_closest_marker("gpu") is None:
+        return False
+    torch = sys.modules.get("torch")
+    needs_a_simulated_one = "gpu" in getattr(item, "fixturenames", ())
+    return needs_a_simulated_one or torch is None or not torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def left_to_nightly(pytestconfig: pytest.Config) -> tuple[str, ...]:
+    """Return the starts of the names of the tests that this run leaves out."""
+    return () if pytestconfig.getoption("nightly", False) else NIGHTLY
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -244,6 +269,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _turn(item: pytest.Item) -> int:
+    if item.nodeid.startswith(SIMULATED):
+        return -len(SEARCHES) - 1
     for place, searches in enumerate(SEARCHES):
         if item.nodeid.startswith(searches):
             return place - len(SEARCHES)

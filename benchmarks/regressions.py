@@ -186,7 +186,7 @@ class Project:
         """Run some programs' tests in a process of their own; return the texts of failures."""
         report = self.folder.with_suffix(".xml")
         tests = [f"test_{name}.py" for name in names]
-        ours = ("-p", "pytest_torchmem.plugin.hooks", "--torchmem-device=cpu")
+        ours = ("-p", "pytest_torchmem.plugin.hooks", "-otorchmem_device=cpu")
         quiet = ("-q", "-p", "no:cacheprovider", f"--junitxml={report}", *ours)
         # Python tells an edit of the same second and length apart from nothing.
         alone = {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

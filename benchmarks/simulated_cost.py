@@ -92,7 +92,7 @@ def commands(part: str, folder: Path) -> dict[str, Sequence[str]]:
     (folder / "test_steps.py").write_text(TESTS)
     (folder / "pytest.ini").write_text("[pytest]\n")
     run = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    simulated = (*run, "--torchmem-simulate=H100", "--torchmem-device=cuda")
+    simulated = (*run, "--torchmem-simulate=H100", "-otorchmem_device=cuda")
     return {"200 tests on the CPU": run, "the same on a simulated GPU": simulated}
 
 

@@ -87,7 +87,7 @@ def run(name: str, checkout: Path, tests: Sequence[str], folder: Path) -> Run:
     }
     options = ["-q", "-p", "suite_plugin", "-p", "no:cacheprovider", f"--junitxml={report}"]
     if marked:
-        options.append(f"--torchmem-baseline-dir={folder / 'baselines'}")
+        options.append(f"-otorchmem_baseline_dir={folder / 'baselines'}")
     command = [sys.executable, "-W", "ignore", "-c", _TIMED, *options, *RUNS[name], *tests]
     done = subprocess.run(
         command, check=False, cwd=checkout, env=environment, capture_output=True, text=True

@@ -31,7 +31,7 @@ def run_pytest(*arguments: str | Path) -> str:
 
 
 def measure(tests: list[str], folder: Path) -> None:
-    run_pytest("--torchmem-update-baseline", f"--torchmem-baseline-dir={folder}", *tests)
+    run_pytest("--torchmem-update-baseline", f"-otorchmem_baseline_dir={folder}", *tests)
 
 
 def stored(folder: Path) -> dict[str, bytes]:

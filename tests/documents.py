@@ -94,7 +94,7 @@ from pytest_torchmem.values.errors import SimulationError
 tests, with_baseline = json.loads(sys.argv[1])
 sys.exit(
     pytest.main(["--torchmem-update-baseline", *tests])
-    or pytest.main(["--torchmem-require-baseline", *with_baseline])
+    or pytest.main(["-otorchmem_require_baseline=true", *with_baseline])
 )
 """
 

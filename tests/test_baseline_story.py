@@ -188,11 +188,11 @@ def first_baselines(project: Project) -> None:
     project.test("train", parameter=20, activation=80)
     assert "2 measurements have no baseline" in project.pytest()
     assert "2 measurements have no baseline, so CI passes" in project.pytest(CI="true")
-    project.pytest("--torchmem-require-baseline", ends=1)
+    project.pytest("-otorchmem_require_baseline=true", ends=1)
     project.accept(entries=2, files=1)
     assert project.stored() == ["test_forward: 50", "test_train: 100"]
     project.commit("baselines")
-    project.pytest("--torchmem-require-baseline")
+    project.pytest("-otorchmem_require_baseline=true")
     assert project.diff() == []
 
 
@@ -243,7 +243,7 @@ def two_branches_add_tests(project: Project) -> None:
     project.git("merge", "-q", "two", "-m", "two")
     project.test("generate")
     project.test("loss")
-    assert "memory: 4 ok" in project.pytest("--torchmem-require-baseline")
+    assert "memory: 4 ok" in project.pytest("-otorchmem_require_baseline=true")
     assert sorted(project.stored()) == [
         "test_forward: 50",
         "test_generate: 50",
@@ -279,8 +279,8 @@ def two_branches_change_one_test(project: Project) -> None:
 def torch_is_upgraded(project: Project) -> None:
     """Old numbers are compared with when somebody says so, and stay until they are deleted."""
     project.torch = "2.13"
-    told = project.pytest("--torchmem-require-baseline", ends=1)
-    assert f"nearest is {CPU_12}, --torchmem-baseline-from={CPU_12} accepts it" in told
+    told = project.pytest("-otorchmem_require_baseline=true", ends=1)
+    assert f"nearest is {CPU_12}, --torchmem-baseline-from={CPU_12} compares with it" in told
     project.test("generate", activation=45)  # the new version needs more here
     fallback = f"--torchmem-baseline-from={CPU_12}"
     told = project.pytest(fallback, ends=1)
@@ -295,30 +295,30 @@ def torch_is_upgraded(project: Project) -> None:
         "test_loss: 80",
         "test_train: 100",
     ]
-    project.pytest("--torchmem-require-baseline")
+    project.pytest("-otorchmem_require_baseline=true")
     project.git("rm", "-r", "-q", f"__torchmem__/{CPU_12}")
     project.commit("torch 2.13")
 
 
 def a_gpu_joins_at_night(project: Project) -> None:
-    told = project.pytest("--torchmem-device=cuda")
+    told = project.pytest("-otorchmem_device=cuda")
     assert "have no baseline" in told
     assert "nearest" not in told  # the CPU is near no GPU
-    project.pytest("--torchmem-device=cuda", UPDATE)
+    project.pytest("-otorchmem_device=cuda", UPDATE)
     assert project.stored(GPU_13) == project.stored(CPU_13)
     project.commit("GPU")
     for device in ("cpu", "cuda"):
-        project.pytest(f"--torchmem-device={device}", "--torchmem-require-baseline")
+        project.pytest(f"-otorchmem_device={device}", "-otorchmem_require_baseline=true")
 
 
 def a_test_is_renamed(project: Project) -> None:
     project.tests["forward_pass"] = project.tests.pop("forward").replace("forward", "forward_pass")
     project.save()
-    told = project.pytest()
+    told = project.pytest("--torchmem-ci", ends=1)
     assert "test_forward_pass has the numbers of the unused test_forward" in told
     assert project.diff() == []
     for device, entries in (("cpu", 1), ("cuda", 2)):
-        project.accept("--torchmem-follow-renames", f"--torchmem-device={device}", entries=entries)
+        project.accept(f"-otorchmem_device={device}", entries=entries)
     removed = sorted(line[1:] for line in project.diff() if line[0] == "-")
     added = sorted(line[1:] for line in project.diff() if line[0] == "+")
     assert [line.replace("test_forward", "test_forward_pass") for line in removed] == added
@@ -374,7 +374,7 @@ def the_reports_of_the_regression_are_opened(project: Project, told: str) -> Non
 def a_real_failure_is_shown_by_its_operators(project: Project) -> None:
     """A body that is measured leaves its recording, which other people's viewers open."""
     project.write("real/test_step.py", REAL_TEST)
-    arguments = ("real", "--torchmem-report=night", "--torchmem-device=cpu")
+    arguments = ("real", "--torchmem-report=night", "-otorchmem_device=cpu")
     project.pytest(*arguments, ends=1, REAL="1")
     run = opened.results(project.path / "night" / "results.json")
     body = opened.body(run["tests"]["test_step"])
@@ -390,12 +390,12 @@ def an_improvement_is_tightened(project: Project) -> None:
     project.test("train", parameter=20, activation=50)
     told = project.pytest()
     assert "memory peaked at 70.0 MiB, 30 % below the baseline of 100.0 MiB: tighten" in told
-    project.pytest("--torchmem-fail-shrunk", ends=1)
+    project.pytest("-otorchmem_fail_shrunk=true", ends=1)
     project.accept(UPDATE, "--torchmem-accept=shrunk", entries=1)
     assert "test_train: 70" in project.stored(CPU_13)
     assert all(line[1:].startswith('["test_train", ') for line in project.diff())
     shrunk = (UPDATE, "--torchmem-accept=shrunk")
-    project.accept("--torchmem-device=cuda", *shrunk, entries=2)
+    project.accept("-otorchmem_device=cuda", *shrunk, entries=2)
     project.commit("tightened")
     project.test("train", parameter=20, activation=80)  # and what it was before fails now
     project.pytest(ends=1)
@@ -410,7 +410,7 @@ def an_entry_is_retired(project: Project) -> None:
     assert len(project.stored(CPU_13)) == 4  # a run of a part cannot know
     assert "unused: test_generate: no test asked for it; kept" in project.pytest(UPDATE)
     for device, environment in (("cpu", CPU_13), ("cuda", GPU_13)):
-        told = project.accept(*remove, f"--torchmem-device={device}", entries=2)
+        told = project.accept(*remove, f"-otorchmem_device={device}", entries=2)
         assert "unused: test_generate: no test asked for it; removed" in told
         assert project.stored(environment) == [
             "test_forward_pass: 50",
@@ -424,15 +424,15 @@ def an_entry_is_retired(project: Project) -> None:
 def a_module_is_renamed(project: Project) -> None:
     """Its baselines follow, of each environment, and no line of them changes."""
     project.git("mv", "test_net.py", "test_model.py")
-    told = project.pytest()
+    told = project.pytest("--torchmem-ci", ends=1)
     assert "test_net.py is gone and has baselines (3 entries): test_model.py has its tests" in told
     assert project.diff() == []
-    assert "moved to test_model.py" in project.pytest("--torchmem-follow-renames")
+    assert "moved to test_model.py" in project.pytest()
     project.git("add", "-A")
     moved = project.git("diff", "--cached", "-M", "--name-status", "--", "__torchmem__")
     assert [line.split("\t")[0] for line in moved.splitlines()] == ["R100"] * 4
     for device in ("cpu", "cuda"):
-        project.pytest(f"--torchmem-device={device}", "--torchmem-require-baseline")
+        project.pytest(f"-otorchmem_device={device}", "-otorchmem_require_baseline=true")
     project.commit("a better name")
 
 

@@ -352,7 +352,7 @@ def runs(found: list[Runs], torch_pytester: pytest.Pytester) -> Runs:
 
 def run(project: pytest.Pytester, *options: str) -> dict[str, str]:
     """Run the project's tests; return the first lines of failures."""
-    arguments = ("-p", "no:cacheprovider", "--junitxml=report.xml", "--torchmem-device=cpu")
+    arguments = ("-p", "no:cacheprovider", "--junitxml=report.xml", "-otorchmem_device=cpu")
     project.runpytest_inprocess(*arguments, *options)
     cases = list(ElementTree.parse(project.path / "report.xml").iter("testcase"))
     assert len(cases) == len(STORIES)

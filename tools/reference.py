@@ -15,11 +15,17 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 
 HEAD = """# Options
 
-Each option has a twin in the ini file. The command line wins over the ini file, which wins over
-the default. An option that is typed and does nothing without another one is refused; in the ini
-file and in `addopts` it waits for the run that has a use for it. One that can be given several
-times takes several lines in the ini file, and a list in TOML. `pytest --help` shows the same list:
-this page is written by `tools/reference.py`.
+An option is for one run and typed, a setting is for the project and stands in its ini file.
+`-o torchmem_device=cpu` types a setting for one run. Where both exist, the option wins over the
+setting, which wins over the default. `pytest --help` shows the same lists: this page is written by
+`tools/reference.py`, and [0026](decisions/0026-twelve-options.md) says why a name is where it is.
+
+"""
+SETTINGS = """
+## Settings
+
+A setting that can be given several times takes several lines in the ini file, and a list in TOML.
+A name that is no setting ends the run.
 
 """
 COLUMNS = ("option", "ini name", "default", "what it does")
@@ -27,11 +33,18 @@ COLUMNS = ("option", "ini name", "default", "what it does")
 
 def options_page() -> str:
     """Return the page of options."""
-    rows = [COLUMNS, ("---",) * len(COLUMNS), *map(option_row, OPTIONS)]
-    return HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    options = [option for option in OPTIONS if option.is_typed]
+    settings = [option for option in OPTIONS if not option.is_typed]
+    return HEAD + _table(COLUMNS, options) + SETTINGS + _table(COLUMNS[1:], settings)
 
 
-def option_row(option: Option) -> tuple[str, str, str, str]:
+def _table(columns: tuple[str, ...], options: list[Option]) -> str:
+    rows = [columns, ("---",) * len(columns)]
+    rows += (option_row(option)[-len(columns) :] for option in options)
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def option_row(option: Option) -> tuple[str, ...]:
     """Return what the page says of one option; its help says what a default in words is."""
     text = option.help.replace("%%", "%")
     told = re.search(r" ?\(default: ([^)]*)\)", text)
@@ -43,7 +56,11 @@ def option_row(option: Option) -> tuple[str, str, str, str]:
         default = told[1] if told else "none"
     what = text.replace(told[0], "") if told else text
     flag = f"{option.flag}={option.metavar}" if option.metavar else option.flag
-    return f"`{flag}`", f"`{option.ini}`", default, what
+    name = f"{option.ini} = {option.metavar}" if not option.is_typed else option.ini
+    if not option.is_typed and option.is_flag:
+        name = f"{option.ini} = true"
+    ini = f"`{name}`" if option.is_setting else ""
+    return f"`{flag}`", ini, default, what
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from pytest_torchmem.plugin.options.option_table import (
     add_options,
     anything_set,
     asks,
+    is_overridden,
+    refuse_misplaced,
     simulation_asked,
 )
 from pytest_torchmem.plugin.run.workers import Selection, controls_workers, is_worker
@@ -49,9 +51,11 @@ def activate(config: pytest.Config) -> None:
         return
     from pytest_torchmem.plugin.options.settings import Run, read_settings
     from pytest_torchmem.plugin.run.controller import Collector
+    from pytest_torchmem.plugin.run.updates import require_named
 
     run = config.stash[RUN] = Run(config, read_settings(config))
     if not is_worker(config):
+        require_named(config, run)
         collector = config.stash[COLLECTOR] = Collector(config, run, config.stash[SELECTION])
         config.pluginmanager.register(collector, "torchmem-collector")
 
@@ -63,10 +67,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         from pytest_torchmem.plugin.run.simulated import start_again
 
         start_again(early_config)
-    elif typed.torchmem_world:  # what an ini file asks for may wait
+    elif is_overridden(early_config, "world"):  # what an ini file asks for may wait
         raise pytest.UsageError(
-            "--torchmem-world is a job on simulated GPUs: give --torchmem-simulate=H100, too "
-            "[bad-argument]"
+            "-o torchmem_world: a world is a job on simulated GPUs; give --torchmem-simulate=H100 "
+            "as well [bad-argument]"
         )
     asks_to_store = typed.torchmem_ask and typed.torchmem_update_baseline
     is_worker_of_xdist = "PYTEST_XDIST_WORKER" in os.environ  # its controller asks
@@ -88,6 +92,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    refuse_misplaced(config)
     for line in MARKERS:
         config.addinivalue_line("markers", line)
     selection = config.stash[SELECTION] = Selection(config)

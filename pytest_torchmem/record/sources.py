@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from pytest_torchmem.record.native.choice import Choice
-from pytest_torchmem.record.native.source import NativeSource
-from pytest_torchmem.record.profiled.source import ProfiledSource
+from pytest_torchmem.record.native.native_source import NativeSource
+from pytest_torchmem.record.profiled.profiled_source import ProfiledSource
 from pytest_torchmem.record.tables import StringTable, Tables
 from pytest_torchmem.values.errors import RecordingError
 from pytest_torchmem.values.trace import MARK

@@ -22,7 +22,7 @@ from pytest_torchmem.store.baseline_rows import (
     origins_path,
     render_origins,
 )
-from pytest_torchmem.store.changed_lines import ChangedLines, KeptCode
+from pytest_torchmem.store.changed_lines import ChangedLines, KeptCode, StoredEntry
 from pytest_torchmem.store.files import LOCK, locked, remove_litter, replace_file
 from pytest_torchmem.values.baseline import (
     BaselineEntry,
@@ -133,6 +133,12 @@ class BaselineStore:
             if other and same_kind(environment, other[0]) and key in other[1].lines:
                 return other[1].reference(key, path, name)
         return None
+
+    def stored_entry(self, path: Path, environment: Environment, key: str) -> StoredEntry:
+        """Return the text of an entry and its file; no text of one that is not there."""
+        with contextlib.suppress(BaselineError):
+            return StoredEntry(path, "".join(self._entries(path, environment).lines.get(key, ())))
+        return StoredEntry(path, "")
 
     def nearest(self, module: Path, environment: Environment, key: str) -> str:
         """Return the name of the nearest environment that has the entry; ``""`` without one."""

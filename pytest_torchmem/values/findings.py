@@ -15,7 +15,13 @@ from pytest_torchmem.values.contributors import Category, Contributor
 from pytest_torchmem.values.errors import MarkerError, SizeError, TorchmemError, is_torchmem_error
 from pytest_torchmem.values.json_values import SIGNED, JsonFields, JsonRow, shown
 from pytest_torchmem.values.results import Result, meant
-from pytest_torchmem.values.units import is_run_count, parse_floor, parse_fraction, parse_size
+from pytest_torchmem.values.units import (
+    KiB,
+    is_run_count,
+    parse_floor,
+    parse_fraction,
+    parse_size,
+)
 
 __tracebackhide__ = is_torchmem_error
 
@@ -116,13 +122,22 @@ def _read_limit(owner: str, key: str, value: object) -> Size | SizeByDevice:
 
 
 def read_size(owner: str, key: str, value: object) -> Size:
-    """Return a limit, read unless it is computed later. Raises `MarkerError`."""
+    """Return a limit, read unless it is computed later.
+
+    Raises `MarkerError` for what is no size, and for a bare number that few would mean as bytes.
+    """
     if callable(value):
         return value
     try:
-        return parse_size(value)
+        size_bytes = parse_size(value)
     except SizeError as error:
         raise MarkerError(f"{owner}, {key}: {error.sentence}") from None
+    if not isinstance(value, str) and 0 < size_bytes < KiB:
+        raise MarkerError(
+            f"{owner}, {key}: {value} alone is so many bytes; did you mean '{value}GiB' or "
+            f"'{value}MiB'? If not, write '{value}B'"
+        )
+    return size_bytes
 
 
 def sizes_now(owner: str, limits: Mapping[str, Size]) -> dict[str, int]:

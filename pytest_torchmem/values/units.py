@@ -64,6 +64,12 @@ def parse_size(value: object) -> int:
         number, unit = match.groups()
         if len(number) > _MOST_DIGITS:
             raise SizeError(f"a number of {len(number)} digits is more than any machine has")
+        if unit.endswith("b") and unit[0].isupper():
+            prefix = unit[0]
+            raise SizeError(
+                f"{shown(value)} reads as bits; did you mean '{number}{prefix}iB', which counts in "
+                f"1024s, or '{number}{prefix}B' in 1000s?"
+            )
         factor = _FACTORS[unit.lower()]
         if "." not in number:
             return _possible(int(number) * factor, value)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(bool(memdev.missing()), reason=memdev.missing())
 
 INI = """
 [pytest]
-addopts = -p no:cacheprovider -p no:logging --torchmem-device=memdev -rA
+addopts = -p no:cacheprovider -p no:logging -otorchmem_device=memdev -rA
 """
 
 
@@ -122,7 +122,7 @@ def test_what_was_live_when_memory_ran_out_is_told(said: str) -> None:
 
 
 def test_running_out_of_memory_while_counting_says_how_to_learn_more(said: str) -> None:
-    assert "this run only read the allocator's counters; --torchmem-level=full records" in said
+    assert "this run only read the allocator's counters; -otorchmem_level=full records" in said
 
 
 def test_a_device_that_is_missing_skips_its_test(said: str) -> None:

@@ -72,15 +72,12 @@ SCENARIOS = [
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_fresh_recording_is_replayed_to_the_byte(scenario, tmp_path):
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("recording needs a CUDA device")
+def test_a_fresh_recording_is_replayed_to_the_byte(scenario, tmp_path, cuda):
     command = [sys.executable, str(RECORDER), "--out", str(tmp_path), scenario]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     paths = list(tmp_path.glob(f"*/{scenario}.json.gz"))
     if "Unrecognized" in done.stderr:
-        pytest.skip(f"torch {torch.__version__} has no such setting")
+        pytest.skip("this torch has no such setting")
     assert len(paths) == 1, done.stdout + done.stderr
     require_exact(Recording.load(paths[0]))
 

@@ -118,7 +118,7 @@ def test_with_level_full_every_body_is_recorded_and_runs_once(project: Project) 
             ones(30)
         """
     )
-    said, _ = project.run("--torchmem-level=full")
+    said, _ = project.run("-otorchmem_level=full")
     assert "at most" not in said
     assert "30.0 MiB" in said
 

@@ -114,7 +114,7 @@ def test_the_reports_of_all_ranks_are_results_of_a_job(project):
 
 
 def test_a_test_that_grows_on_one_rank_fails_there_alone(project):
-    grown = pytest_job(project, "--torchmem-require-baseline", MORE="4096")
+    grown = pytest_job(project, "-otorchmem_require_baseline=true", MORE="4096")
     assert grown.returncode != 0
     assert grown.stdout.count("FAILED test_job.py::") == 1
     assert grown.stdout.count("FAILED test_job.py::test_ddp - Failed: ") == 1

@@ -36,7 +36,7 @@ def start(number: int, arguments: list[str]) -> int:
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
     # Each run stores what it measured, however near to the last one that is.
-    update = ["-q", "--torchmem-update-baseline", "--torchmem-tolerance=0"]
+    update = ["-q", "--torchmem-update-baseline", "-otorchmem_tolerance=0"]
     os._exit(pytest.main([*update, *arguments]))
 
 

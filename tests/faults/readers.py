@@ -397,6 +397,7 @@ OPTIONS_TYPED = {
     "tolerance": ("2%",),
     "floor": ("5% up to 1MiB",),
     "accept": ("new,grown,shrunk,unused",),
+    "torchmem": ("off",),
     "repeat": ("3",),
     "baseline-from": ("cpu-torch2.12, cpu-torch2.11",),
     "baseline-all": ("1MiB",),
@@ -405,9 +406,8 @@ OPTIONS_TYPED = {
     "baseline-dir": ("kept/here",),
     "summary": ("short",),
     "report": ("a.html\nb.json", "folder"),
-    "report-timelines": ("failed",),
 }
-FLAGS = ("update-baseline", "dry-run", "ask", "follow-renames", "strict", "require-baseline")
+FLAGS = ("update-baseline", "dry-run", "ask", "ci", "strict", "require-baseline", "fail-shrunk")
 
 
 @functools.cache
@@ -443,9 +443,10 @@ def _options(folder: Path, typed: dict[str, object]) -> object:
             given = typed.get(option.name)
             several = option.several and given is not None
             text = str(given).splitlines() if several else given
-            patch.setattr(config().option, option.ini, text, raising=False)
-            dest = option.flag.removeprefix("--").replace("-", "_")
-            patch.setattr(config().option, dest, text, raising=False)
+            if option.is_typed:
+                patch.setattr(config().option, option.ini, text, raising=False)
+            else:
+                patch.setitem(config()._inicache, option.ini, text)
         try:
             return read_settings(config())
         except pytest.UsageError as error:

@@ -119,7 +119,7 @@ def test_what_runs_no_body_neither_fails_nor_changes_what_is_stored(
     (torch_pytester.path / "test_it.py").write_text(TESTS.replace("size, 1024", "size, 2048"))
     for option in ("--setup-plan", "--setup-only", "--collect-only"):
         for arguments in (
-            ("--torchmem-strict", "--torchmem-require-baseline"),
+            ("--torchmem-strict", "-otorchmem_require_baseline=true"),
             ("--torchmem-update-baseline", "--torchmem-accept=new,grown,shrunk,unused"),
         ):
             result = torch_pytester.runpytest_inprocess(option, *arguments)

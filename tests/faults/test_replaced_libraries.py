@@ -88,7 +88,7 @@ def test_a_body_that_replaces_what_we_need_is_measured_and_judged(
 ) -> None:
     count = len(NAMES) + 2
     pytester.makepyfile(TESTS)
-    quiet = ("-p", "no:cacheprovider", "-p", "no:rerunfailures", "--torchmem-device=cpu")
+    quiet = ("-p", "no:cacheprovider", "-p", "no:rerunfailures", "-otorchmem_device=cpu")
     with monkeypatch.context() as before:
         before.setenv("SIZE", "5")
         stored = pytester.runpytest_subprocess(*quiet, "--torchmem-update-baseline")
@@ -105,7 +105,7 @@ def test_what_cannot_be_put_back_leaves_a_body_unmeasured_and_no_other(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(OUT_OF_REACH)
-    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--torchmem-device=cpu")
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-otorchmem_device=cpu")
     done.assert_outcomes(passed=2, failed=1)
     why = "measuring ended with RuntimeError: replaced (*"
     done.stdout.fnmatch_lines(

@@ -73,7 +73,7 @@ def test_a_number_that_makes_no_steps_is_refused(arguments):
 
 
 def test_a_block_over_its_limit_raises_the_sentence_of_a_test():
-    with pytest.raises(LimitError) as caught, measure("work", "1MiB", temporary=3, device="cpu"):
+    with pytest.raises(LimitError) as caught, measure("work", "1MiB", temporary="3B", device="cpu"):
         make(2)
     assert str(caught.value).startswith(
         "in 'work', temporary peaked at 2.0 MiB, +2.0 MiB over the limit of 3 B: "
@@ -93,7 +93,7 @@ def test_a_block_at_its_limits_passes():
 
 
 def test_numbers_can_be_read_after_a_limit_was_exceeded():
-    block = measure(total=1, device="cpu")
+    block = measure(total="1B", device="cpu")
     with pytest.raises(LimitError), block:
         make(1)
     assert block.peak.total == 1 * MiB

@@ -87,7 +87,10 @@ def test_a_file_says_its_format_and_where_it_is_from():
 
 
 def test_output_writes_a_file_and_does_so_before_a_limit_raises():
-    with pytest.raises(AssertionError), measure("step", total=1, output="mem.json", device="cpu"):
+    with (
+        pytest.raises(AssertionError),
+        measure("step", total="1B", output="mem.json", device="cpu"),
+    ):
         torch.ones(MiB // 4)
     assert load_results("mem.json")["step"].peak.total == 1 * MiB
 

@@ -30,6 +30,6 @@ def test_the_limits_of_an_example_leave_room_for_a_gpu(page: Path, tmp_path: Pat
         (tmp_path / f"test_{number}.py").write_text(example, encoding="utf-8")
     # A trainer reads the loss to log it, and that of random data is another one than a GPU's.
     strict = () if page.stem == "frameworks" else ("--torchmem-strict",)
-    done = run(tmp_path, "-m", "pytest", "-rs", "--torchmem-device=cuda", *strict)
+    done = run(tmp_path, "-m", "pytest", "-rs", "-otorchmem_device=cuda", *strict)
     assert done.returncode == 0, done.stdout
     assert re.search(r"[1-9]\d* passed", done.stdout)

@@ -103,7 +103,7 @@ def test_simulated_and_measured_baselines_meet_only_when_asked(pytester):
             torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
         """
     )
-    on_cuda = (OPTION, *PLAIN, "--torchmem-device=cuda")
+    on_cuda = (OPTION, *PLAIN, "-otorchmem_device=cuda")
     update = pytester.runpytest_subprocess(*on_cuda, "--torchmem-update-baseline")
     assert update.ret == pytest.ExitCode.OK
     (written,) = pytester.path.rglob("*.json")
@@ -111,7 +111,7 @@ def test_simulated_and_measured_baselines_meet_only_when_asked(pytester):
     assert environment.name.startswith("simulated-l4")
     measured = environment.name.replace("simulated", "nvidia")
     environment.rename(environment.with_name(measured))
-    strict = (*on_cuda, "--torchmem-require-baseline")
+    strict = (*on_cuda, "-otorchmem_require_baseline=true")
     assert pytester.runpytest_subprocess(*strict).ret == pytest.ExitCode.TESTS_FAILED
     asked = pytester.runpytest_subprocess(*strict, f"--torchmem-baseline-from={measured}")
     assert asked.ret == pytest.ExitCode.OK

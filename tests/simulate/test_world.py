@@ -389,7 +389,7 @@ def test_pytest_runs_as_a_rank_and_says_so(pytester):
         """
     )
     plain = ("-p", "no:asyncio", "-p", "no:cacheprovider", "--torchmem-simulate=L4")
-    run = pytester.runpytest_subprocess(*plain, "--torchmem-world=16")
+    run = pytester.runpytest_subprocess(*plain, "-otorchmem_world=16")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     run.stdout.fnmatch_lines(["*torchmem, rank 0 of 16, simulated L4*", "*1 failed*"])
     assert "17.0 MiB" in run.stdout.str()

@@ -120,7 +120,7 @@ def test_two_runs_at_once_on_one_folder(project):
                 "-p",
                 "no:cacheprovider",
                 "--torchmem-update-baseline",
-                f"--torchmem-baseline-dir={folder}",
+                f"-otorchmem_baseline_dir={folder}",
                 f"--rootdir={project.path / f'run_{name}'}",
             ],
             cwd=project.path / f"run_{name}",

@@ -15,8 +15,8 @@ import pytest
 HERE = Path(__file__).parent
 INI = """
 [pytest]
-addopts = -q -p xdist -p stress_plugin -p no:cacheprovider -p no:logging --torchmem-device=cpu
-    --torchmem-report-timelines=none --torchmem-summary=off
+addopts = -q -p xdist -p stress_plugin -p no:cacheprovider -p no:logging -otorchmem_device=cpu
+    --torchmem-summary=off
 """
 Report = dict[str, Any]
 

@@ -415,7 +415,7 @@ def test_times_ascend_and_only_what_was_there_before_has_none():
     assert all(time > 0 for time, action, *_ in timeline if action is not names.Action.PREEXISTING)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_memory_without_a_tensor_is_in_the_timeline_without_a_key(device):
     if device != "cpu" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device, or `torchmem simulate`")

@@ -131,6 +131,20 @@ def test_a_size_that_means_nothing_or_is_more_than_any_machine_has_is_refused(te
     assert len(str(error.value)) < 300
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("2Gb", "'2GiB', which counts in 1024s, or '2GB' in 1000s"), ("1.5Mib", "'1.5MiB', which *")],
+)
+def test_what_reads_as_bits_is_asked_about(text, meant):
+    with pytest.raises(SizeError, match=f"{text!r} reads as bits; did you mean {meant}"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["2gb", "2GB", "2gib", "2GIB", "2B", "2b"])
+def test_what_can_only_be_bytes_is_read_in_any_case(text):
+    assert parse_size(text) == parse_size(text.upper())
+
+
 @pytest.mark.parametrize("text", ["9" * 400 + "%", "100001%"])
 def test_a_tolerance_beyond_all_use_is_refused(text):
     with pytest.raises(SizeError):

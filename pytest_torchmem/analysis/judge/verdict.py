@@ -344,10 +344,10 @@ def with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Find
     if source and code.changed_at(source):
         return findings
     made = (*(c for line in first.lines for c in line.contributors), *first.causes)
-    places = causes.changes_to_name(made, code.places())
+    places = causes.nearest_first(made, code.places())
     if not places:
         return findings
-    told = f"{first.others}; changed since: {', '.join(map(str, places))}"
+    told = first.others + causes.changes_text(places)
     place = places[0] if len(places) == 1 else first.place
     return (replace(first, others=told, changed_since=places, place=place), *others)
 

@@ -15,6 +15,7 @@ import gc
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,11 +29,13 @@ from pytest_torchmem.plugin.item.judging import (
     Judge,
     MeasuredWindow,
 )
+from pytest_torchmem.plugin.item.reachable import reached_by
 from pytest_torchmem.plugin.item.sending import COUNTED_OUT_OF_MEMORY, Sender
 from pytest_torchmem.plugin.options.marker import Asked, can_rerun
 from pytest_torchmem.plugin.options.option_table import uses_fixture
 from pytest_torchmem.plugin.options.settings import LevelChoice, Run
-from pytest_torchmem.store.baselines import portable
+from pytest_torchmem.plugin.run.workers import baseline_nodeid
+from pytest_torchmem.store.baselines import entry_key, portable
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import (
     MarkerError,
@@ -51,6 +54,9 @@ __tracebackhide__ = is_torchmem_error
 _PACKAGE: Final = Path(__file__).parents[2]
 _COUNTED: Final = frozenset(("total", *COUNTERS))
 _IN_HISTORY: Final = _COUNTED | {"retained"}
+
+
+OFF: Final = "--torchmem=off measures no test"
 
 
 class State(enum.Enum):
@@ -141,6 +147,10 @@ class Body:
                 self._run_item()
                 self._earlier.append({w.result.name: w.result for w in self._stop()})
             self.measurement, self._checked, self._problem = self._new_measurement(), [], None
+
+    def begin_unmeasured(self) -> None:
+        """Let the body run as if nothing was asked of it: the run measures no test."""
+        self.state, self._problem = State.UNMEASURED, RecordingError(OFF)
 
     def begin(self) -> None:
         """Begin to measure, at the lowest level that may answer all that is asked."""
@@ -233,7 +243,7 @@ class Body:
             self.start()
             self._run_item()
         # Of a test that does not ask, and cannot be measured from the start, nothing is said.
-        says = self._asks or self.state is State.MEASURING
+        says = not self.is_off and (self._asks or self.state is State.MEASURING)
         with self._run.originals.back(), gc_paused(), numpy_in_place():
             failure, windows = "", self._stop()
             if self._problem is None:
@@ -297,6 +307,8 @@ class Body:
             self._sender.baseline_nodeid,
             lambda: self._run.environment(self.device),
             self._item.config.invocation_params.dir,
+            self._tests_of_module,
+            partial(reached_by, self._item, self._run.rootdir),
         )
         judge = Judge(self.asked, baselines, self._earlier, self._counted)
         checked = [region for region, _ in self._checked]
@@ -309,12 +321,25 @@ class Body:
             return ""
         return self._sender.judged(judgement, self.measurement, others)
 
+    def _tests_of_module(self) -> frozenset[str]:
+        """Return the tests of this module as baselines know them; none where the run picks some."""
+        selection = self._item.config.pluginmanager.get_plugin("torchmem-selection")
+        if selection is None or selection.partial:
+            return frozenset()
+        items = (i for i in self._item.session.items if i.path == self._item.path)
+        return frozenset(entry_key(baseline_nodeid(item)) for item in items)
+
     # --- what its test asks of it
 
     @property
     def _asks(self) -> bool:
         """False where the run alone asks; then nothing is said but of what is large enough."""
         return self.asked.anything or uses_fixture(self._item)
+
+    @property
+    def is_off(self) -> bool:
+        """True where the run measures no test."""
+        return self._run.settings.off
 
     @property
     def device(self) -> str:

@@ -79,7 +79,8 @@ def _new_body(item: pytest.Item, asked: Asked) -> Body:
     except DeviceError as error:
         record = MeasuredTest(plain_nodeid(item), str(item.path), {}, not_measured=str(error))
         item.stash[PAYLOAD] = record.to_json()
-        ending = pytest.fail if run.settings.strict else pytest.skip
+        is_failure = run.settings.strict and not run.settings.off
+        ending = pytest.fail if is_failure else pytest.skip
         raise ending.Exception(f"not measured: {error}", pytrace=False) from None
     except MarkerError as error:
         raise _bad_argument(item, error) from None
@@ -116,7 +117,10 @@ def begin(item: pytest.Item) -> None:
         with contextlib.suppress(DeviceError):
             item.stash[BODY] = Body(item, item.config.stash[RUN], _asked(item))
             item.config.stash[RUNNING] = item.stash[BODY]
-    if body := item.stash.get(BODY, None):
+    body = item.stash.get(BODY, None)
+    if body and body.is_off:
+        body.begin_unmeasured()
+    elif body:
         body.warm_up()
         body.measure_before()
         body.begin()
@@ -191,7 +195,9 @@ def body_of(item: pytest.Item) -> Body:
         # A marker that the body added itself is too late.
         asked = item.stash[ASKED][1] if in_call and ASKED in item.stash else _asked(item)
         body = _new_body(item, asked)
-        if in_call:
+        if in_call and body.is_off:
+            body.begin_unmeasured()
+        elif in_call:
             body.start()
     body.needs_recording()
     return body

@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
-from pytest_torchmem.plugin.item.body import Body, State, WarmupOver
+import pytest
+
+from pytest_torchmem.plugin.item.body import OFF, Body, State, WarmupOver
 from pytest_torchmem.values.errors import MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.values.findings import read_allowance, require_steps
 from pytest_torchmem.values.results import Result
@@ -37,8 +39,8 @@ class Torchmem:
 
         ``peak``, ``retained`` and the other results of the region can be read from the end of its
         block on. In a body that cannot be measured, reading one raises `RecordingError`; in a
-        warm-up run, it ends that run. Raises `MarkerError` for a name that cannot be used and
-        outside of the test body.
+        warm-up run it ends that run, and under ``--torchmem=off`` it skips the test. Raises
+        `MarkerError` for a name that cannot be used and outside of the test body.
         """
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
             raise MarkerError(f"torchmem.measure needs the region's name, got {name!r}")
@@ -75,6 +77,9 @@ class Torchmem:
         from pytest_torchmem.measuring.estimate import estimate  # most tests need none
 
         self._state()
+        if self._body.is_off:
+            name = getattr(program, "__name__", type(program).__name__)
+            return _NoRegion(name, self._body)  # type: ignore[return-value]
         with self._body.measurement.paused():
             return estimate(program, *args, gpu=gpu, **kwargs)
 
@@ -85,7 +90,7 @@ class Torchmem:
         that was not measured in this body, and for a second one of the same name.
         """
         state = self._state()
-        if isinstance(region, _NoRegion) or state is State.WARMING_UP:
+        if isinstance(region, _NoRegion) or state is State.WARMING_UP or self._body.is_off:
             return
         allowance = read_allowance("torchmem.check", tolerance, floor, self._body.asked.allowance)
         self._body.check_region(region, allowance)
@@ -93,10 +98,12 @@ class Torchmem:
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what was recorded of the body so far to ``path``, for the ``torchmem`` command.
 
-        A warm-up run writes nothing. Raises `RecordingError` in a body that cannot be measured,
-        `MarkerError` outside of the test body.
+        A warm-up run and ``--torchmem=off`` write nothing. Raises `RecordingError` in a body that
+        cannot be measured, `MarkerError` outside of the test body.
         """
         state = self._state()
+        if self._body.is_off:
+            return
         if state is State.UNMEASURED:
             raise RecordingError(f"there is no trace to save: {self._body.problem}")
         if state is State.MEASURING:
@@ -117,15 +124,25 @@ class Torchmem:
 
 
 class _NoRegion:
-    """Stands for a region where nothing is measured; it has a name and no numbers."""
+    """Stands for a region or an estimate where nothing is measured; it has a name and no numbers.
+
+    Code that only passes it on works. Where a number is read, there is none to compare with: a run
+    that measures no test skips the rest of that one.
+    """
 
     def __init__(self, name: str, body: Body) -> None:
         self.name = name
         self._body = body
+
+    def __repr__(self) -> str:
+        return f"<{self.name!r}: not measured>"
 
     def __getattr__(self, attribute: str) -> NoReturn:
         if attribute.startswith("_"):
             raise AttributeError(attribute)
         if self._body.state in (State.WARMING_UP, State.COUNTING):
             raise WarmupOver
+        if self._body.is_off:
+            reason = f"not measured: {OFF}, and this one reads {attribute!r} of {self.name!r}"
+            raise pytest.skip.Exception(reason, _use_item_location=True)
         raise RecordingError(f"the region {self.name!r} has no {attribute}: {self._body.problem}")

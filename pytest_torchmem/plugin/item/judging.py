@@ -5,7 +5,7 @@ It knows neither pytest nor the recording: what a verdict needs of these it take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,13 +27,20 @@ from pytest_torchmem.plugin.options.option_table import relative_path
 from pytest_torchmem.plugin.options.settings import Settings
 from pytest_torchmem.store.baseline_file import EntryError
 from pytest_torchmem.store.baselines import BaselineStore, entry_key
-from pytest_torchmem.values.baseline import Allowance, Change, Reference
+from pytest_torchmem.values.baseline import Allowance, Change, Numbers, Reference
 from pytest_torchmem.values.errors import (
     BaselineError,
     TorchmemError,
     is_torchmem_error,
 )
-from pytest_torchmem.values.findings import COUNTERS, RETAINED, Finding, FindingKind, Verdict
+from pytest_torchmem.values.findings import (
+    COUNTERS,
+    RETAINED,
+    CodeLines,
+    Finding,
+    FindingKind,
+    Verdict,
+)
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
@@ -137,6 +144,10 @@ class Baselines:
         nodeid: The test, as baselines know it.
         environment: Returns what the files are keyed by.
         start: Where pytest was started; paths are shown from there.
+        tests: Returns the tests of the module as baselines know them; none where the run picked
+            some.
+        reached: Returns those of some places that the test can reach, in the order in which it
+            does.
     """
 
     store: BaselineStore
@@ -145,20 +156,25 @@ class Baselines:
     nodeid: str
     environment: Callable[[], Mapping[str, str]]
     start: Path
+    tests: Callable[[], Collection[str]] = tuple
+    reached: Callable[[Sequence[CodeLines]], Sequence[CodeLines]] = lambda places: places
 
     @property
     def path(self) -> Path:
         """The test's baseline file."""
         return self.store.path(self.module, self.environment())
 
-    @property
-    def code(self) -> CodeChanges:
-        """The changes of code since the baseline was stored."""
-        since, path = self.store.changed_lines, self.path
+    def code(self, name: str) -> CodeChanges:
+        """Return the changes of code since the entry of a window was stored.
+
+        Of all places that have changed those are told that the test can reach.
+        """
+        since, environment = self.store.changed_lines, self.environment()
+        entry = self.store.stored_entry(self.path, environment, entry_key(self.nodeid, name))
         return CodeChanges(
-            partial(since.changed_at, path),
-            partial(since.places, path),
-            partial(since.now_at, path),
+            partial(since.changed_at, entry),
+            lambda: self.reached(since.places(entry)),
+            partial(since.now_at, entry),
         )
 
     def reference(self, name: str) -> Reference | None:
@@ -172,18 +188,38 @@ class Baselines:
             shown = relative_path(self.path, self.start)
             raise BaselineError(error.sentence.replace(str(self.path), shown)) from None
 
-    def missing(self, name: str) -> tuple[str, tuple[Finding, ...]]:
+    def missing(self, result: Result) -> tuple[str, tuple[Finding, ...]]:
         """Return the nearest environment that has an entry for a window, ``""`` without one; and a
         finding where an entry is required and neither there nor about to be stored."""
-        key = entry_key(self.nodeid, name)
+        key = entry_key(self.nodeid, result.name)
         near = self.store.nearest(self.module, self.environment(), key)
-        stores_new = Change.NEW in self.settings.accepted or self.settings.follow_renames
-        if not self.settings.require_baseline or stores_new:
+        stores_new = Change.NEW in self.settings.accepted
+        if not self.settings.require_baseline or stores_new or self._is_renamed(key, result):
             return near, ()
         shown = relative_path(self.path, self.start)
-        other = f"; nearest is {near}, --torchmem-baseline-from={near} accepts it" if near else ""
+        other = (
+            f"; nearest is {near}, --torchmem-baseline-from={near} compares with it" if near else ""
+        )
         text = f"there is no baseline for {key} in {shown}{other}"
         return near, (Finding(FindingKind.NO_BASELINE, "total", text),)
+
+    def _is_renamed(self, key: str, result: Result) -> bool:
+        """Return whether an entry with the same numbers lost its test, and is about to follow."""
+        tests = self.tests() if self.settings.follows_renames else ()
+        path, environment = self.path, self.environment()
+        for old in self.store.keys(path, environment) if tests else ():
+            is_alike = any(a == b for a, b in zip(_parts(old), _parts(key), strict=True))
+            if is_alike and not any(old == test or old.startswith(f"{test}::") for test in tests):
+                entry = self.store.entry(path, environment, old)
+                if entry and Numbers.of(entry) == Numbers.measured(result):
+                    return True
+        return False
+
+
+def _parts(key: str) -> tuple[str, str]:
+    """Return the function of an entry's key, and its parameters with what stands behind them."""
+    function, _, rest = key.partition("[")
+    return function, rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +294,10 @@ class Judge:
         findings = (*verdict.findings, *spread)
         reference = self.baselines.reference(result.name)
         if reference is None or (reference.environment and Change.NEW in settings.accepted):
-            near, missing = self.baselines.missing(result.name)
+            near, missing = self.baselines.missing(result)
             findings = (*findings, *missing)
             return replace(verdict, findings=findings, change=Change.NEW, nearest=near), None
-        code = self.baselines.code
+        code = self.baselines.code(result.name)
         compared = judge_baseline(result, reference, allowance, code)
         accepted = ""
         if compared.change in settings.accepted and not reference.environment:

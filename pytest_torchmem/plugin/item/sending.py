@@ -45,7 +45,7 @@ UNTIL_THEN: Final = (
 
 #: Said of a body that was not recorded when its memory ran out.
 COUNTED_OUT_OF_MEMORY: Final = (
-    "this run only read the allocator's counters; --torchmem-level=full records what is live"
+    "this run only read the allocator's counters; -o torchmem_level=full records what is live"
 )
 
 
@@ -106,8 +106,8 @@ if TYPE_CHECKING:
     from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
 
 _PREFIX: Final = "torchmem_"
-# Typed options without which the same command would measure something else.
-_CHOOSES_DEVICE: Final = ("device", "simulate", "world")
+# Settings without which the same command would measure something else.
+_CHOOSES_DEVICE: Final = ("torchmem_device", "torchmem_world")
 _WIDTH: Final = 60
 _LOG_WIDTH: Final = 80
 _WORTH_DRAWING: Final = 8
@@ -253,9 +253,11 @@ class Sender:
 
     def _command(self) -> str:
         """Return the command that accepts what was measured, to be pasted where pytest was run."""
-        typed = vars(self.item.config.option)
-        chosen = {name: typed[f"torchmem_{name}"] for name in _CHOOSES_DEVICE}
-        words = [f"--torchmem-{name}={shown}" for name, shown in chosen.items() if shown]
+        typed = self.item.config.option
+        words = [f"--torchmem-simulate={gpu}"] if (gpu := typed.torchmem_simulate) else []
+        for setting in typed.override_ini or ():
+            if setting.partition("=")[0].strip() in _CHOOSES_DEVICE:
+                words += ["-o", setting]
         test = typed_nodeid(self.item.config, self.baseline_nodeid)
         return shlex.join([*_pytest(os.environ), test, *words, "--torchmem-update-baseline"])
 

@@ -19,7 +19,9 @@ BASELINE: Final = "memory_baseline"
 
 
 class Option(NamedTuple):
-    """One option: ``--torchmem-NAME`` and its ini twin ``torchmem_NAME``."""
+    """One option of a run, ``--torchmem-NAME``, one setting of a project, ``torchmem_NAME`` in its
+    ini file, or both: then the option is for one run what the setting is for all.
+    """
 
     name: str
     help: str
@@ -27,14 +29,16 @@ class Option(NamedTuple):
     metavar: str = ""
     several: bool = False
     """Each time it is given counts; in the ini file, each line, and in TOML a list."""
+    is_typed: bool = True
+    is_setting: bool = False
 
     @property
     def flag(self) -> str:
-        return f"--torchmem-{self.name}"
+        return "--torchmem" if self.name == "torchmem" else f"--torchmem-{self.name}"
 
     @property
     def ini(self) -> str:
-        return "torchmem_" + self.name.replace("-", "_")
+        return self.flag.strip("-").replace("-", "_")
 
     @property
     def is_flag(self) -> bool:
@@ -47,35 +51,18 @@ def _option(spelling: str, text: str, default: str = "", several: bool = False) 
     return Option(name, text, default if has_value else False, metavar, several)
 
 
+def _both(spelling: str, text: str, default: str = "") -> Option:
+    return _option(spelling, text, default)._replace(is_setting=True)
+
+
+def _setting(spelling: str, text: str, default: str = "", several: bool = False) -> Option:
+    option = _option(spelling, text, default, several)
+    return option._replace(is_typed=False, is_setting=True)
+
+
 SIMULATE_VARIABLE: Final = "TORCHMEM_SIMULATE"
 
 OPTIONS: Final = (
-    _option(
-        "device=DEVICE",
-        "device to measure where no marker names one: cpu, cuda or cuda:1 "
-        "(default: cuda if it works, otherwise cpu)",
-    ),
-    _option(
-        "simulate=GPU",
-        "run on a simulated GPU, on a machine without one: H100, A100-40GB, H100x8, or "
-        "capability=9.0,memory=80GiB (also in the variable TORCHMEM_SIMULATE)",
-    ),
-    _option(
-        "world=N",
-        "with --torchmem-simulate: run as rank 0 of a job of N ranks, and assume that each "
-        "other rank does what this one does",
-    ),
-    _option(
-        "tolerance=PERCENT",
-        "by how much a number may exceed its baseline before the test fails (default: 2%%)",
-        "2%",
-    ),
-    _option(
-        "floor=SIZE",
-        "a number less than this above its baseline never fails; a share is of the test's peak "
-        "without the workspaces of libraries (default: 5%% up to 1MiB)",
-        "5% up to 1MiB",
-    ),
     _option(
         "update-baseline",
         "store what was measured as the new baseline: entries that are new, grown or shrunk, "
@@ -104,55 +91,10 @@ OPTIONS: Final = (
         "1",
     ),
     _option(
-        "follow-renames",
-        "move an unused entry to the test of the same module that is new and has equal numbers, "
-        "and the baselines of a module that is gone to the new module that has its tests",
-    ),
-    _option(
-        "baseline-from=NAME",
-        "where there is no baseline for this environment, compare with that of another one, such "
-        "as cpu-torch2.12; several with commas, the first that has the entry counts",
-    ),
-    _option(
-        "baseline-all=SIZE",
-        "compare every test function whose body needs at least so much, such as 1MiB, with a "
-        "baseline, whether it asks for one or not; doctests and items of other plugins have to ask",
-    ),
-    _option(
-        "fail-shrunk",
-        "fail a test that needs less than its baseline by more than the tolerance and the floor",
-    ),
-    _option(
-        "require-baseline",
-        "fail a test that asks for a baseline and has none",
-    ),
-    _option(
-        "strict",
-        "fail a test that asks to be measured and cannot be, or not wholly: another thread ran "
-        "torch, memory does not reconcile",
-    ),
-    _option(
-        "known-holder=TEXT",
-        "'PATTERN because REASON': limits on what is left behind do not count what a holder of "
-        "that description has, such as 'models.CACHE* because the last batch is kept'; can be "
-        "given several times",
-        several=True,
-    ),
-    _option(
-        "level=LEVEL",
-        "how closely to look: full records every test; auto only reads the allocator's "
-        "counters where a test has nothing but limits on a GPU that they answer (default: auto)",
-        "auto",
-    ),
-    _option(
-        "baseline-dir=DIR",
-        "folder for the baselines of all tests, relative to the rootdir "
-        "(default: a folder __torchmem__ beside each test module)",
-    ),
-    _option(
-        "summary=KIND",
-        "closing table: short (the largest tests), all, or off (only what went wrong)",
-        "short",
+        "ci",
+        "run as a required check: baselines are required, a test that cannot be measured wholly "
+        "fails, no baseline is written, and a report goes to the folder torchmem-report or where "
+        "--torchmem-report says",
     ),
     _option(
         "report=PATH",
@@ -161,11 +103,84 @@ OPTIONS: Final = (
         several=True,
     ),
     _option(
-        "report-timelines=WHICH",
-        "which tests have a timeline in the report: all, failed or none "
-        "(default: all in a file, failed in a folder)",
+        "torchmem=MODE",
+        "off runs every test unmeasured: no limit and no baseline is checked (default: on)",
+        "on",
+    ),
+    _both(
+        "simulate=GPU",
+        "run on a simulated GPU, on a machine without one: H100, A100-40GB, H100x8, or "
+        "capability=9.0,memory=80GiB (also in the variable TORCHMEM_SIMULATE)",
+    ),
+    _both(
+        "baseline-from=NAME",
+        "where there is no baseline for this environment, compare with that of another one, such "
+        "as cpu-torch2.12; several with commas, the first that has the entry counts",
+    ),
+    _both(
+        "strict",
+        "fail a test that asks to be measured and cannot be, or not wholly: another thread ran "
+        "torch, memory does not reconcile",
+    ),
+    _both(
+        "summary=KIND",
+        "closing table: short (the largest tests), all, or off (only what went wrong)",
+        "short",
+    ),
+    _setting(
+        "device=DEVICE",
+        "device to measure where no marker names one: cpu, cuda or cuda:1 "
+        "(default: cuda if it works, otherwise cpu)",
+    ),
+    _setting(
+        "world=N",
+        "with a simulated GPU: run as rank 0 of a job of N ranks, and assume that each other rank "
+        "does what this one does",
+    ),
+    _setting(
+        "tolerance=PERCENT",
+        "by how much a number may exceed its baseline before the test fails (default: 2%%)",
+        "2%",
+    ),
+    _setting(
+        "floor=SIZE",
+        "a number less than this above its baseline never fails; a share is of the test's peak "
+        "without the workspaces of libraries (default: 5%% up to 1MiB)",
+        "5% up to 1MiB",
+    ),
+    _setting(
+        "baseline-all=SIZE",
+        "compare every test function whose body needs at least so much, such as 1MiB, with a "
+        "baseline, whether it asks for one or not; doctests and items of other plugins have to ask",
+    ),
+    _setting(
+        "baseline-dir=DIR",
+        "folder for the baselines of all tests, relative to the rootdir "
+        "(default: a folder __torchmem__ beside each test module)",
+    ),
+    _setting(
+        "require-baseline",
+        "fail a test that asks for a baseline and has none",
+    ),
+    _setting(
+        "fail-shrunk",
+        "fail a test that needs less than its baseline by more than the tolerance and the floor",
+    ),
+    _setting(
+        "known-holder=TEXT",
+        "'PATTERN because REASON', one a line: limits on what is left behind do not count what a "
+        "holder of that description has, such as 'models.CACHE* because the last batch is kept'",
+        several=True,
+    ),
+    _setting(
+        "level=LEVEL",
+        "how closely to look: full records every test; auto only reads the allocator's "
+        "counters where a test has nothing but limits on a GPU that they answer (default: auto)",
+        "auto",
     ),
 )
+
+_BY_NAME: Final = {option.name: option for option in OPTIONS}
 
 MARKERS: Final = (
     f"{BUDGET}(total, *, activation, temporary, gradient, parameter, optimizer_state, input, "
@@ -178,34 +193,74 @@ MARKERS: Final = (
 )
 
 
+def option_named(name: str) -> Option:
+    return _BY_NAME[name]
+
+
 def add_options(parser: pytest.Parser, config: pytest.Config) -> None:
-    """Register each option and its ini twin. Raises `pytest.UsageError` for an old spelling."""
-    _refuse_words_of_update(config)
+    """Register the options and settings. Raises `pytest.UsageError` for one typed as it is not."""
+    _refuse_misspelt(config)
     group = parser.getgroup("torchmem", "memory of PyTorch code")
     for option in OPTIONS:
-        if option.is_flag:
+        if option.is_typed and option.is_flag:
             # Default None, not False: it tells "not given" apart, so that the ini value shows.
             group.addoption(
                 option.flag, action="store_true", dest=option.ini, default=None, help=option.help
             )
-        else:
+        elif option.is_typed:
             action = "append" if option.several else "store"
             group.addoption(
                 option.flag, action=action, default=None, metavar=option.metavar, help=option.help
             )
-        kind: Literal["bool", "linelist", "string"] = "bool" if option.is_flag else "string"
-        kind = "linelist" if option.several else kind
-        parser.addini(option.ini, f"the same as {option.flag}", type=kind, default=None)
+        if option.is_setting:
+            kind: Literal["bool", "linelist", "string"] = "bool" if option.is_flag else "string"
+            kind = "linelist" if option.several else kind
+            text = f"the same as {option.flag}" if option.is_typed else option.help
+            parser.addini(option.ini, text.replace("%%", "%"), type=kind, default=None)
 
 
-def _refuse_words_of_update(config: pytest.Config) -> None:
-    """Say how ``--torchmem-update-baseline=new`` is written now; argparse would not."""
-    update = "--torchmem-update-baseline"
+def _refuse_misspelt(config: pytest.Config) -> None:
+    """Say how to write what argparse would refuse without a hint."""
+    settings = {option.flag: option for option in OPTIONS if not option.is_typed}
     for where, text in given(config):
         flag, equals, words = text.partition("=")
-        if flag == update and equals:
-            told = f"{update} takes no words; write {update} --torchmem-accept={words}"
-            raise pytest.UsageError(f"{f'{flag} {where}'.rstrip()}: {told} [bad-argument]")
+        if flag == "--torchmem-update-baseline" and equals:
+            told = f"{flag} takes no words; write {flag} --torchmem-accept={words}"
+        elif setting := settings.get(flag):
+            value = "true" if setting.is_flag else words or setting.metavar
+            once = shlex.join(["-o", f"{setting.ini}={value}"])
+            told = f"{setting.ini} is a setting: it stands in the ini file, or {once} is typed"
+        else:
+            continue
+        raise pytest.UsageError(f"{f'{flag} {where}'.rstrip()}: {told} [bad-argument]")
+
+
+def refuse_misplaced(config: pytest.Config) -> None:
+    """Raise `pytest.UsageError` for what stands in the ini file and cannot stand there.
+
+    An update there would make every regression green, in CI as well.
+    """
+    # pytest only warns of a name that it does not know, and keeps what it read for itself.
+    stored = vars(config).get("_inicfg") or vars(config).get("inicfg") or ()
+    overrides = [text.partition("=")[0].strip() for text in _overrides(config)]
+    known = {option.ini: option for option in OPTIONS}
+    for name in (*overrides, *stored):
+        option = known.get(name)
+        if not name.startswith("torchmem") or (option and option.is_setting):
+            continue
+        where = f"-o {name}" if name in overrides else f"{name} in {_ini_file(config)}"
+        if option is None:
+            from pytest_torchmem.values.results import meant  # few runs need it
+
+            near = meant(name, [option.ini for option in OPTIONS if option.is_setting])
+            told = f"there is no such setting{near}"
+        else:
+            told = f"this is for one run: type {option.flag} where you start it"
+        raise pytest.UsageError(f"{where}: {told} [bad-argument]")
+    for where, text in given(config):
+        if text == "--torchmem-update-baseline" and where.startswith("in addopts"):
+            told = "an update is typed for one run: it would accept each change of every run"
+            raise pytest.UsageError(f"{text} {where}: {told} [bad-argument]")
 
 
 def given(config: pytest.Config) -> Iterator[tuple[str, str]]:
@@ -225,13 +280,22 @@ def given(config: pytest.Config) -> Iterator[tuple[str, str]]:
 
 def place_of(config: pytest.Config, option: Option) -> str:
     """Return an option as it was given, and where: one that was not typed may be hard to find."""
-    if config.getoption(option.flag) is not None:
+    if option.is_typed and config.getoption(option.flag) is not None:
         found = (where for where, text in given(config) if text.partition("=")[0] == option.flag)
         return f"{option.flag} {next(found, '')}".rstrip()
-    overrides = config.getoption("override_ini") or ()
-    if any(text.partition("=")[0].strip() == option.ini for text in overrides):
+    if is_overridden(config, option.name):
         return f"-o {option.ini}"
     return f"{option.ini} in {_ini_file(config)}"
+
+
+def _overrides(config: pytest.Config) -> list[str]:
+    return config.known_args_namespace.override_ini or []
+
+
+def is_overridden(config: pytest.Config, name: str) -> bool:
+    """Return whether a setting was typed for this run, with ``-o``."""
+    ini = _BY_NAME[name].ini
+    return any(text.partition("=")[0].strip() == ini for text in _overrides(config))
 
 
 def _ini_file(config: pytest.Config) -> str:
@@ -264,8 +328,6 @@ def ini_value(config: pytest.Config, option: Option) -> str | bool | list[str] |
             raise
         # What pytest says of a flag may tell neither which one it is nor where.
         told = "a flag is true or false"
-        if option.name == "update-baseline":
-            told += "; torchmem_accept says what it stores"
         raise pytest.UsageError(f"{place_of(config, option)}: {told} [bad-argument]") from None
     return stored
 
@@ -298,7 +360,8 @@ def anything_set(config: pytest.Config) -> bool:
 
     Raises `pytest.UsageError` for a flag in the ini file that is neither true nor false.
     """
-    return any(
-        config.getoption(option.flag) is not None or ini_value(config, option) is not None
-        for option in OPTIONS
+    typed = (option for option in OPTIONS if option.is_typed)
+    settings = (option for option in OPTIONS if option.is_setting)
+    return any(config.getoption(option.flag) is not None for option in typed) or any(
+        ini_value(config, option) is not None for option in settings
     )

@@ -22,8 +22,8 @@ from pytest_torchmem.analysis.judge.holders import KnownHolder
 from pytest_torchmem.contexts import ORIGINALS, OwnModules
 from pytest_torchmem.plugin.options.option_table import (
     OPTIONS,
-    given,
     ini_value,
+    is_overridden,
     place_of,
 )
 from pytest_torchmem.report.writing import FOLDER, kind_of
@@ -56,6 +56,13 @@ class LevelChoice(enum.Enum):
     FULL = "full"
 
 
+class Mode(enum.Enum):
+    """Whether tests are measured."""
+
+    ON = "on"
+    OFF = "off"
+
+
 class Timelines(enum.Enum):
     """The tests that have a timeline in the report."""
 
@@ -69,6 +76,9 @@ _Parsed = TypeVar("_Parsed")
 
 
 _ANYWHERE: Final = re.compile(r"(cpu|cuda|xpu|mps|mtia)(:(0|[1-9]\d?))?")
+
+CI_REPORT: Final = "torchmem-report"
+"""The folder of the report that a required check writes."""
 
 ACCEPTABLE: Final = (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED)
 """The changes that an update can be told to accept, in the order in which they are reported."""
@@ -87,6 +97,8 @@ class Settings:
         timelines: Which tests have a timeline in the report; NONE without a report.
         fallbacks: Names of other environments to compare with, where this one has no entry.
         baseline_all_bytes: 0 stands for no such size.
+        off: No test is measured.
+        follows_renames: A renamed test takes its entries along, a moved module its files.
     """
 
     device: str
@@ -102,12 +114,13 @@ class Settings:
     dry_run: bool = False
     ask: bool = False
     repeat_count: int = 1
-    follow_renames: bool = False
+    follows_renames: bool = True
     fallbacks: tuple[str, ...] = ()
     fail_shrunk: bool = False
     level: LevelChoice = LevelChoice.AUTO
     baseline_all_bytes: int = 0
     known_holders: tuple[KnownHolder, ...] = ()
+    off: bool = False
 
     @property
     def keeps_traces(self) -> bool:
@@ -193,33 +206,37 @@ def read_settings(config: pytest.Config) -> Settings:
     allowance = Allowance(
         values.parsed("tolerance", units.parse_fraction), *values.parsed("floor", units.parse_floor)
     )
-    reports = _report_paths(values)
+    off = values.parsed("torchmem", _choice(Mode)) is Mode.OFF
+    ci = values.flag("ci")
+    _require_effect(values)
+    reports = () if off else _report_paths(values)
     kinds = values.parsed("report", lambda _: [kind_of(path) for path in reports])
     accepted = values.parsed("accept", _accepted)
     settings = Settings(
         device=values.parsed("device", checked_device_name),
         allowance=allowance,
         accepted=accepted if values.flag("update-baseline") else frozenset(),
-        require_baseline=values.flag("require-baseline"),
-        strict=values.flag("strict"),
+        require_baseline=values.flag("require-baseline") or ci,
+        strict=values.flag("strict") or ci,
         level=values.parsed("level", _choice(LevelChoice)),
         baseline_dir=config.rootpath / folder if folder else None,
         summary=values.parsed("summary", _choice(SummaryKind)),
         report_paths=reports,
         reports_folder=FOLDER in kinds,
-        timelines=_timelines(values, kinds),
+        timelines=_timelines(kinds),
         dry_run=values.flag("dry-run"),
-        ask=values.flag("ask") and not values.flag("dry-run"),
+        ask=values.flag("ask"),
         repeat_count=values.parsed("repeat", _repeat_count),
-        follow_renames=values.flag("follow-renames"),
+        follows_renames=not ci,
         fallbacks=tuple(filter(None, values.text("baseline-from").replace(" ", "").split(","))),
         fail_shrunk=values.flag("fail-shrunk"),
-        baseline_all_bytes=values.parsed("baseline-all", _least_bytes),
+        baseline_all_bytes=0 if off else values.parsed("baseline-all", _least_bytes),
         known_holders=values.parsed(
             "known-holder", lambda text: tuple(map(KnownHolder.read, _lines(text)))
         ),
+        off=off,
     )
-    _require_effect(values, settings)
+    _require_device(values, settings.device)
     return settings
 
 
@@ -229,36 +246,60 @@ def _refuse_empty(values: _Values) -> None:
     It would read as the default, and a report that was asked for would be missing in silence.
     """
     for option in OPTIONS:
-        typed = values.config.getoption(option.flag)
+        typed = values.config.getoption(option.flag) if option.is_typed else None
         words = typed if isinstance(typed, list) else [typed]
         if option.default == "" and any(w is not None and not w.strip() for w in words):
-            problem = f"nothing stands after it; leave it out, or write -o {option.ini}= for none"
+            off = f", or write -o {option.ini}= for none" if option.is_setting else ""
+            problem = f"nothing stands after it; leave it out{off}"
             raise values.refused(option.name, MarkerError(problem))
 
 
-def _require_effect(values: _Values, settings: Settings) -> None:
-    """Refuse what was typed and does nothing without another option."""
-    needs: dict[str, str] = {}
-    if not settings.accepted:
-        needs = dict.fromkeys(("repeat", "accept", "ask"), "--torchmem-update-baseline")
-        if not settings.follow_renames:
-            needs["dry-run"] = "--torchmem-update-baseline"
-    elif values.on_command_line("ask") and values.on_command_line("dry-run"):
-        raise pytest.UsageError(
+def _require_effect(values: _Values) -> None:
+    """Refuse options that do nothing without another one, and two that contradict each other."""
+    update = "update-baseline"
+    if not values.is_typed(update):
+        for name in filter(values.is_typed, ("accept", "dry-run", "ask", "repeat")):
+            raise _refused(
+                f"--torchmem-{name} does nothing without --torchmem-{update}; give that as well"
+            )
+    if values.is_typed("ask") and values.is_typed("dry-run"):
+        raise _refused(
             "--torchmem-ask asks before something is stored, and --torchmem-dry-run stores "
-            "nothing; leave one of them out [bad-argument]"
+            "nothing; leave one of them out"
         )
-    if not settings.reports:
-        needs["report-timelines"] = "--torchmem-report"
-    # What is configured for all runs waits for the one that has a use for it.
-    for name in filter(values.on_command_line, needs):
-        raise pytest.UsageError(
-            f"--torchmem-{name} does nothing without {needs[name]}; give that, too [bad-argument]"
+    if values.is_typed("ci") and values.is_typed(update):
+        raise _refused(
+            f"--torchmem-ci stores no baseline, and --torchmem-{update} stores them; leave one of "
+            "them out"
         )
+    if values.text("torchmem") == Mode.OFF.value:
+        for name in filter(values.is_typed, ("ci", update)):
+            raise _refused(
+                f"--torchmem=off measures nothing, which --torchmem-{name} needs; leave one of "
+                "them out"
+            )
+
+
+def _refused(text: str) -> pytest.UsageError:
+    return pytest.UsageError(f"{text} [bad-argument]")
+
+
+def _require_device(values: _Values, device: str) -> None:
+    """Raise `pytest.UsageError` for a device that was typed and is not there.
+
+    The one of the ini file may be on other machines: here its tests are skipped.
+    """
+    if is_overridden(values.config, "device") and device and not device.startswith("cpu"):
+        from pytest_torchmem.record.devices import find_device
+
+        try:
+            find_device(device)
+        except TorchmemError as error:
+            raise values.refused("device", error) from None
 
 
 class _Values:
-    """The options as they were given; what is wrong with one is told with where that was."""
+    """The options and settings as they were given, and where, for the error about a wrong one."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -266,8 +307,10 @@ class _Values:
 
     def raw(self, name: str) -> str | bool:
         option = self._options[name]
-        given: str | bool | list[str] | None = self.config.getoption(option.flag)
-        if given is None:
+        given: str | bool | list[str] | None = None
+        if option.is_typed:
+            given = self.config.getoption(option.flag)
+        if given is None and option.is_setting:
             given = ini_value(self.config, option)
         if given is None:
             return option.default
@@ -283,12 +326,9 @@ class _Values:
         """Return the error that says what is wrong with an option."""
         return pytest.UsageError(f"{place_of(self.config, self._options[name])}: {error}")
 
-    def on_command_line(self, name: str) -> bool:
-        """Return whether an option was typed for this run alone."""
-        flag = self._options[name].flag
-        return any(
-            not where and text.partition("=")[0] == flag for where, text in given(self.config)
-        )
+    def is_typed(self, name: str) -> bool:
+        """Return whether an option was typed, for this run or in what is added to each."""
+        return self.config.getoption(self._options[name].flag) is not None
 
     def parsed(self, name: str, parse: Callable[[str], _Parsed]) -> _Parsed:
         try:
@@ -326,14 +366,14 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _report_paths(values: _Values) -> tuple[Path, ...]:
-    """Return where the reports go: a typed path starts here, a configured one at the rootdir.
+    """Return where the reports go; that of a required check goes to a folder of the rootdir.
 
     Of the ranks of a job each has reports of its own.
     """
     config = values.config
-    is_typed = config.getoption("--torchmem-report") is not None
-    start = config.invocation_params.dir if is_typed else config.rootpath
-    paths = (start / _expanded(line) for line in _lines(values.text("report")))
+    paths = [config.invocation_params.dir / _expanded(p) for p in _lines(values.text("report"))]
+    if not paths and values.flag("ci"):
+        paths = [config.rootpath / CI_REPORT]
     return tuple(dict.fromkeys(path_of_rank(path, Rank.launched()) for path in paths))
 
 
@@ -353,12 +393,11 @@ def _least_bytes(text: str) -> int:
     return least_bytes
 
 
-def _timelines(values: _Values, kinds: Sequence[str]) -> Timelines:
+def _timelines(kinds: Sequence[str]) -> Timelines:
     """Return which tests have a timeline; only a folder alone is content with those that failed."""
-    asked = Timelines.FAILED if set(kinds) == {FOLDER} else Timelines.ALL
-    if values.text("report-timelines"):
-        asked = values.parsed("report-timelines", _choice(Timelines))
-    return asked if kinds else Timelines.NONE
+    if not kinds:
+        return Timelines.NONE
+    return Timelines.FAILED if set(kinds) == {FOLDER} else Timelines.ALL
 
 
 def checked_device_name(name: str) -> str:

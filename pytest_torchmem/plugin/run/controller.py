@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,12 @@ from pytest_torchmem.plugin.run.asking import asked_about
 from pytest_torchmem.plugin.run.updates import FilePlan, Orphan, Outcomes
 from pytest_torchmem.plugin.run.workers import Selection
 from pytest_torchmem.report.text import tables
-from pytest_torchmem.report.text.github import cause_lines, error_commands, line_commands
+from pytest_torchmem.report.text.github import (
+    cause_lines,
+    error_commands,
+    line_commands,
+    shrunk_commands,
+)
 from pytest_torchmem.report.text.markdown import step_summary
 from pytest_torchmem.report.text.tables import OrphanEnd
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
@@ -34,7 +39,6 @@ from pytest_torchmem.store.baselines import changed_text
 from pytest_torchmem.store.run_reports import RunReport, checked_out, stamped
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, DeviceError, ReportError
-from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.measured import MeasuredTest, Rank
 
 _WHOLE: Final = (
@@ -89,7 +93,7 @@ class Collector:
         self.run = run
         self.summary = RunReport()
         self._attempts: dict[str, _Attempt] = {}
-        self._partial = _selects(config)
+        self._partial = selection.partial
         self._lines: list[str] = []
         self._ended: set[str] = set()
         self._cut_short = False
@@ -119,6 +123,11 @@ class Collector:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self._cut_short |= bool(session.shouldstop or session.shouldfail)
         self._cut_short |= session.exitstatus not in _WHOLE
+        if self.run.settings.off:
+            self._lines.append(
+                "off: no test was measured, and no limit and no baseline was checked"
+            )
+            return
         self._partial = self._partial or self._cut_short or self._selection.partial
         attempts = self._attempts.values()
         self.summary += RunReport(
@@ -138,9 +147,31 @@ class Collector:
             title = "::warning title=memory has no baseline::" if on_github() else ""
             self._lines += [title + unguarded] if unguarded else []
         self._lines += _offer_of_a_gpu(sum(attempt.wants_a_gpu for attempt in attempts))
+        self._lines += self._cut_off_lines()
         self._tell_other_plugins(self._report())
         if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _cut_off_lines(self) -> Iterator[str]:
+        """Yield a line where failures lack the lines that have changed, for want of history."""
+        store = self.run.store
+        grown = [
+            (test, window)
+            for test, window in self.summary.windows
+            if window.change is Change.GROWN and window.sentence
+        ]
+        entries = (
+            store.stored_entry(
+                store.path(Path(test.file), test.environment), test.environment, window.key
+            )
+            for test, window in grown
+        )
+        if any(store.changed_lines.is_cut_off(entry) for entry in entries):
+            yield (
+                "this clone is shallow and lacks the commits of the baselines, so failures cannot "
+                "say which lines have changed since: fetch the history (fetch-depth: 0 of "
+                "actions/checkout)"
+            )
 
     @property
     def _whole(self) -> bool:
@@ -178,7 +209,7 @@ class Collector:
         judged = (t for t, w in self.summary.windows if w.change is not Change.NOT_COMPARED)
         compared = {Path(test.file) for test in judged}
         for name in self.run.store.unknown_fallbacks(compared) if compared else ():
-            text = f"--torchmem-baseline-from={name}: there is no baseline of that name"
+            text = f"torchmem_baseline_from = {name}: there is no baseline of that name"
             terminalreporter.write_line(text, yellow=True)
 
     @property
@@ -258,7 +289,9 @@ class Collector:
             self._partial,
         )
         # Where not every test had its turn, its module may be there all the same.
-        folders = set() if self._partial else updates.baseline_folders(self.config, store)
+        folders: set[Path] = set()
+        if not self._partial:
+            folders = updates.baseline_folders(self.config, settings.baseline_dir)
         orphans = updates.find_orphans(folders, self.summary, store)
         followed = self._follow_modules(orphans)
         compares = bool(settings.accepted) and not settings.dry_run
@@ -277,9 +310,15 @@ class Collector:
                 self.add_problem(f"nothing is stored: {error}")
                 plans = []
         shown = updates.progress(plans, "baselines", self.config)
-        if written := [plan.path for plan in shown if self._is_written(plan)]:
-            store.changed_lines.keep(written)
-        self._lines += self._orphan_lines(orphans)
+        if written := [plan for plan in shown if self._is_written(plan)]:
+            store.forget()  # what was read before it was written
+            entries = (
+                store.stored_entry(plan.path, plan.environment, key)
+                for plan in written
+                for key in plan.file_changes.written
+            )
+            store.changed_lines.keep([entry.text for entry in entries])
+        self._lines += self._orphan_lines(orphans, followed)
         if settings.dry_run and (self.summary.changes or not followed):
             self._lines[:0] = tables.change_table(self.summary.changes, room(self.config))
 
@@ -288,10 +327,8 @@ class Collector:
         settings, is_written = self.run.settings, False
         shown = relative_path(plan.path, self.config.invocation_params.dir)
         self._renamed |= {(plan.module, key) for key in plan.renames.values()}
-        if not settings.follow_renames:
-            stored = {w.key for w in plan.written} if not settings.dry_run else set()
-            is_stored = stored.issuperset(plan.renames.values())
-            self._lines += tables.rename_lines(plan.renames, shown, is_stored)
+        if not settings.follows_renames:
+            self._lines += tables.rename_lines(plan.renames, shown)
         if not plan.writes and not (settings.accepted and plan.unused):
             return False
         try:
@@ -302,20 +339,27 @@ class Collector:
                 updates.apply(plan)
                 is_written = True
         except BaselineError as error:
-            self.add_problem(str(error).replace(str(plan.path), shown))
+            self._not_written(BaselineError(error.sentence.replace(str(plan.path), shown)))
         else:
             self._lines += tables.explained_lines(len(plan.explained), shown)
             changes = tuple(plan.changes(shown, not settings.dry_run))
             self.summary += RunReport(changes=changes)
         return is_written
 
+    def _not_written(self, error: BaselineError) -> None:
+        """Fail a run that was to store; one that only follows renames goes on where it cannot."""
+        if self.run.settings.accepted:
+            self.add_problem(str(error))
+        else:
+            self._lines.append(f"renames are not followed: {error}")
+
     def _follow_modules(self, orphans: Sequence[Orphan]) -> set[Path]:
-        """Move or remove the baselines of modules that are gone, where told to.
+        """Move the baselines of modules that are gone; remove the others where told to.
 
         Returns the modules that were given baselines.
         """
         settings, store = self.run.settings, self.run.store
-        moved = [o for o in orphans if o.moved_to and settings.follow_renames]
+        moved = [o for o in orphans if o.moved_to and settings.follows_renames]
         removed = [o for o in orphans if not o.moved_to and Change.UNUSED in settings.accepted]
         if not settings.dry_run:
             try:
@@ -324,34 +368,25 @@ class Collector:
                 for orphan in removed:
                     updates.remove(orphan)
             except OSError as error:
-                self.add_problem(str(BaselineError(f"a baseline cannot be moved: {error}")))
-        if moved and settings.require_baseline and not settings.accepted:
-            self.add_problem(
-                "tests whose files have moved were compared with no baseline; the next run "
-                f"compares them [{FindingKind.NO_BASELINE.value}]"
-            )
+                self._not_written(BaselineError(f"a baseline cannot be moved: {error}"))
+                return set()
         return {orphan.moved_to for orphan in moved if orphan.moved_to}
 
-    def _orphan_lines(self, orphans: Sequence[Orphan]) -> Iterator[str]:
+    def _orphan_lines(self, orphans: Sequence[Orphan], followed: Collection[Path]) -> Iterator[str]:
         """Yield what became of each module that is gone, after the changes were written."""
-        settings, dry = self.run.settings, self.run.settings.dry_run
-        stored = {change.file for change in self.summary.changes if change.written}
+        settings = self.run.settings
         for orphan in orphans:
             what = self._shown(orphan.module), len(orphan.keys)
             if new := orphan.moved_to:
                 self._renamed |= {(new, key) for key in orphan.keys}
-                measured = (t for t in self.summary.tests if t.environment and Path(t.file) == new)
-                files = {self.run.store.path(new, test.environment) for test in measured}
-                is_stored = any(self._shown(file) in stored for file in files)
-                end = OrphanEnd.STORED_ANEW if is_stored else OrphanEnd.MAY_MOVE
-                if settings.follow_renames and not dry:
-                    compared = is_stored or settings.accepted
-                    end = OrphanEnd.MOVED_AND_COMPARED if compared else OrphanEnd.MOVED
-                elif settings.follow_renames and not is_stored:
+                end = OrphanEnd.MOVED_AND_COMPARED if settings.accepted else OrphanEnd.MOVED
+                if new not in followed:
+                    end = OrphanEnd.MAY_MOVE
+                elif settings.dry_run:
                     end = OrphanEnd.WOULD_MOVE
                 yield tables.orphan_line(*what, end, self._shown(new))
             else:
-                is_removed = not dry and Change.UNUSED in settings.accepted
+                is_removed = not settings.dry_run and Change.UNUSED in settings.accepted
                 yield tables.orphan_line(*what, OrphanEnd.REMOVED if is_removed else OrphanEnd.KEPT)
 
     def _shown(self, path: Path) -> str:
@@ -361,14 +396,6 @@ class Collector:
         """A path as `_shown` has it; whole where it is not below the folder pytest began in."""
         shown = self._shown(path)
         return str(path) if shown.startswith("..") else shown
-
-
-def _selects(config: pytest.Config) -> bool:
-    """True when the command line picks tests out of their modules, or may stop in the middle."""
-    picks = ("keyword", "markexpr", "lf", "deselect", "stepwise", "collectonly")
-    if any(getattr(config.option, name, None) for name in picks):
-        return True
-    return any("::" in str(argument) for argument in config.args)
 
 
 def _detail(kind: SummaryKind, verbosity: int) -> Detail:
@@ -396,7 +423,8 @@ def github_lines(run: RunReport, rootdir: Path) -> list[str]:
                 file.write(step_summary(run, file.tell()))
         except OSError as error:
             raise ReportError(f"the step summary {path} cannot be written: {error}") from None
-    return [*error_commands(run), *line_commands(run, _grown_files(run, rootdir))]
+    grown = line_commands(run, _grown_files(run, rootdir))
+    return [*error_commands(run), *grown, *shrunk_commands(run)]
 
 
 def _grown_files(run: RunReport, rootdir: Path) -> dict[str, str]:

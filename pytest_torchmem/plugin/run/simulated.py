@@ -35,8 +35,7 @@ def start_again(config: pytest.Config) -> None:
         )
     try:
         parse_gpu(asked)
-        typed = config.known_args_namespace.torchmem_world
-        world = parse_world(typed or config.getini("torchmem_world") or "")
+        world = parse_world(config.getini("torchmem_world") or "")
         built = torch_build()
         added = variables(asked, built, world)
     except SimulationError as error:

@@ -18,7 +18,8 @@ from typing import Final, TypeVar
 
 import pytest
 
-from pytest_torchmem.plugin.options.settings import Settings
+from pytest_torchmem.plugin.options.option_table import option_named, place_of
+from pytest_torchmem.plugin.options.settings import Run, Settings
 from pytest_torchmem.plugin.run.workers import possible_baseline_nodeids
 from pytest_torchmem.store import baselines
 from pytest_torchmem.store.baseline_file import read_any
@@ -36,6 +37,7 @@ from pytest_torchmem.values.baseline import (
 )
 from pytest_torchmem.values.errors import BaselineError
 from pytest_torchmem.values.findings import FindingKind
+from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, Window
 
 Place = tuple[Path, tuple[tuple[str, str], ...]]
@@ -197,14 +199,14 @@ def _planned(
     left = {key: entry for key, entry in plan.unused.items() if entry is not None}
     new = {w.key: w for w in windows if left and w.change is Change.NEW}
     renames = find_renames(left, new) if new else {}
-    moved = set(renames.values()) if settings.follow_renames else set()
+    moved = set(renames.values()) if settings.follows_renames else set()
     written = tuple(w for w in windows if w.change in settings.accepted or w.key in moved)
     return replace(
         plan,
         written=written,
         renames=renames,
         removes=Change.UNUSED in settings.accepted,
-        follows=settings.follow_renames,
+        follows=settings.follows_renames,
         repaired=keys.intersection(w.key for w in written if w.change is Change.NEW),
     )
 
@@ -293,10 +295,10 @@ class Orphan:
     moved_to: Path | None = None
 
 
-def baseline_folders(config: pytest.Config, store: BaselineStore) -> set[Path]:
-    """Return the folders of baselines at or below the places where this run looked for tests."""
-    if store.folder is not None:
-        return {store.folder}
+def baseline_folders(config: pytest.Config, baseline_dir: Path | None) -> set[Path]:
+    """Return the folders of baselines at or below the places where this run looks for tests."""
+    if baseline_dir is not None:
+        return {baseline_dir}
     skipped = (*config.getini("norecursedirs"), "__pycache__")
     found = set()
     for argument in config.args:
@@ -306,6 +308,26 @@ def baseline_folders(config: pytest.Config, store: BaselineStore) -> set[Path]:
                 found.add(Path(folder, FOLDER))
             names[:] = [n for n in names if n != FOLDER and not any(fnmatch(n, p) for p in skipped)]
     return found
+
+
+def require_named(config: pytest.Config, run: Run) -> None:
+    """Raise `pytest.UsageError` where the name of a baseline was typed and no baseline has it.
+
+    The one of the ini file may be missing: its tests have no baseline, and the run says so.
+    """
+    settings, option = run.settings, option_named("baseline-from")
+    if config.getoption(option.flag) is None:
+        return
+    start = config.invocation_params.dir
+    files = (Path(start, str(argument).partition("::")[0]) for argument in config.args)
+    beside = {file.parent / FOLDER for file in files if file.is_file()}
+    folders = baseline_folders(config, settings.baseline_dir) | beside
+    known = sorted({path.name for folder in folders for path in folder.glob("*/")})
+    for name in settings.fallbacks:
+        if name not in known:
+            there = f"there are {', '.join(known)}" if known else "there are none at all"
+            error = BaselineError(f"no baselines are of {shown(name)}; {there}")
+            raise pytest.UsageError(f"{place_of(config, option)}: {error}")
 
 
 def find_orphans(folders: Iterable[Path], summary: RunReport, store: BaselineStore) -> list[Orphan]:

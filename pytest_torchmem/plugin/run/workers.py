@@ -128,13 +128,21 @@ def controls_workers(config: pytest.Config) -> bool:
     return getattr(config.option, "dist", "no") != "no" and not is_worker(config)
 
 
+def _selects(config: pytest.Config) -> bool:
+    """True when the command line picks tests out of their modules, or may stop in the middle."""
+    picks = ("keyword", "markexpr", "lf", "deselect", "stepwise", "collectonly")
+    if any(getattr(config.option, name, None) for name in picks):
+        return True
+    return any("::" in str(argument) for argument in config.args)
+
+
 class Selection:
     """Notices when not every test of a module is run: in a worker, for its controller as well."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.partial = False
+        self.partial = _selects(config)
         self._output: dict[str, object] = getattr(config, "workeroutput", {})
-        self._output[_PARTIAL] = False
+        self._output[_PARTIAL] = self.partial
         self._collected_count = 0
 
     def _note(self) -> None:

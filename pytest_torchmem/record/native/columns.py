@@ -134,7 +134,11 @@ class Columns:
     def _fill_operators(
         self, rows: NDArray[np.void], operators: NDArray[np.int64], events: NDArray[np.void]
     ) -> tuple[NDArray[np.void], NDArray[np.int32]]:
-        """Fill the rest of operators; return their overloads, and where their arguments' start."""
+        """Fill the rest of operators.
+
+        Return their overloads, and for each row where the letters of its arguments start, and how
+        many there are.
+        """
         names, place = np.unique(rows["name"][operators], return_inverse=True)
         number, known = self.strings.number, []
         letters: list[str] = []
@@ -150,7 +154,7 @@ class Columns:
                 )
             )
             letters += writes or ""
-        table = np.array(known, np.int32).reshape(-1, 5)[place]
+        table = np.array(known, np.int32).reshape(-1, 6)[place]
         scopes = rows["scope"][operators]
         is_operator = (table[:, 1] > 0) & (scopes == Scope.FUNCTION)
         events["name"][operators] = table[:, 0]
@@ -160,8 +164,8 @@ class Columns:
         overloads = np.empty(len(operators), OVERLOAD)
         overloads["event"], overloads["names"] = operators, table[:, 2]
         overloads["writes"] = table[:, 3]
-        starts = np.full(len(rows), -1, np.int32)
-        starts[operators[is_operator]] = table[is_operator, 4]
+        starts = np.zeros((len(rows), 2), np.int32)
+        starts[operators[is_operator]] = table[is_operator, 4:]
         self._letters = np.array([LETTERS.index(letter) for letter in letters], np.uint8)
         return overloads, starts
 
@@ -178,8 +182,9 @@ class Columns:
         table["ptr"], table["size_bytes"] = mentions["ptr"], mentions["size_bytes"]
         table["device"] = self._devices(mentions["device"])
         table["mutable"] = Mutable.UNKNOWN
-        start = starts[mentions["row"]]
-        known = np.flatnonzero(start >= 0)
+        start, counts = starts[mentions["row"]].T
+        # A call from TorchScript may come with more than its schema has.
+        known = np.flatnonzero(mentions["argument"] < counts)
         table["mutable"][known] = self._letters[start[known] + mentions["argument"][known]]
         return table
 

@@ -23,8 +23,8 @@ ORDER: Final = (Change.GROWN, Change.SHRUNK, Change.NEW, Change.GONE, Change.WIT
 
 _NEAR: Final = 2
 _NO_TIMELINE: Final = (
-    "{name} has no timeline of this: a baseline has none, and results have those of the tests that "
-    "--torchmem-report-timelines chose."
+    "{name} has no timeline of this: a baseline has none, and results in a folder have those of "
+    "failed tests alone."
 )
 
 

@@ -45,12 +45,12 @@ _MEANINGS: Final = {
 }
 """Each category in a sentence, for who reads its name for the first time."""
 _NOT_KEPT: Final = (
-    "The report has no timeline of this. --torchmem-report-timelines chooses the tests that get "
-    "one, and only the first regions of a test get one."
+    "The report has no timeline of this. A folder has those of failed tests alone, a file has all; "
+    "only the first regions of a test get one."
 )
 _NOT_RECORDED: Final = (
     "There is no timeline: the allocator's counters answered the limits, and nothing was recorded. "
-    "--torchmem-level=full records one."
+    "torchmem_level = full in the ini file records one."
 )
 _LEFT_OUT: Final = (
     "The timeline of this test was left out to keep this file small; "

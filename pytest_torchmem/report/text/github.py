@@ -48,6 +48,18 @@ def line_commands(run: RunReport, checked_out: Mapping[str, str]) -> list[str]:
     return commands
 
 
+def shrunk_commands(run: RunReport) -> list[str]:
+    """Return a notice for each test that needs less than its baseline: it can be tightened."""
+    commands = []
+    for test in run.tests:
+        for window in test.windows:
+            if window.notice and not window.sentence:
+                properties = {"file": test.file, "line": str(test.line or "")}
+                properties["title"] = f"memory shrunk: {test.test.partition('::')[2]}"
+                commands.append(_command("notice", properties, window.notice))
+    return commands[:ANNOTATIONS]
+
+
 def cause_lines(test: MeasuredTest) -> tuple[tuple[str, int], ...]:
     """Return the files and lines that a failed test names as its causes, each once."""
     causes = (cause for window in test.failed_windows for cause in window.causes)

@@ -311,17 +311,14 @@ def diff_lines(before: str, after: str, name: str) -> list[str]:
     return lines
 
 
-def rename_lines(renames: Mapping[str, str], file: str, stored: bool) -> list[str]:
-    """Return a line for each entry that could take a new name along.
-
-    ``stored`` says that an update stored the measurements as new: nothing can follow any more.
-    """
+def rename_lines(renames: Mapping[str, str], file: str) -> list[str]:
+    """Return a line for each entry that could take a new name along."""
     told = [(short_key(old), short_key(new)) for old, new in sorted(renames.items())]
     lines = [f"{new} has the numbers of the unused {old} ({file})" for old, new in told[:SHOWN]]
     more = f"... and {len(told) - SHOWN} more" if told[SHOWN:] else ""
-    if told and not stored:
+    if told:
         more += "; " if more else ""
-        more += "if renamed, --torchmem-follow-renames takes the entry along"
+        more += "if renamed, a run without --torchmem-ci takes the entry along"
     return [*lines, more] if more else lines
 
 
@@ -348,7 +345,7 @@ def unguarded_line(summary: RunReport) -> str:
     what = f"{counted(count, 'measurement')} {'has' if count == 1 else 'have'}"
     return (
         f"{what} no baseline, so CI passes whatever the body needs: commit one, and run with "
-        "--torchmem-require-baseline, which fails a test without one"
+        "--torchmem-ci, which fails a test without one"
     )
 
 
@@ -370,12 +367,8 @@ class OrphanEnd(enum.Enum):
 
     MOVED = "moved to {}, which the next run compares with them"
     MOVED_AND_COMPARED = "moved to {}, which this run has compared with them"
-    STORED_ANEW = (
-        "{} has its tests, stored as new now; the next run with "
-        "--torchmem-update-baseline --torchmem-accept=unused removes the old ones"
-    )
     WOULD_MOVE = "a run without --torchmem-dry-run moves them to {}"
-    MAY_MOVE = "{} has its tests and no baseline, and --torchmem-follow-renames takes them along"
+    MAY_MOVE = "{} has its tests and no baseline; a run without --torchmem-ci takes them along"
     REMOVED = "removed"
     KEPT = "--torchmem-update-baseline --torchmem-accept=unused removes them"
 

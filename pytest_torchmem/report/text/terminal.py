@@ -97,7 +97,7 @@ def failure_text(
         too = "raise the limit that fails, too, and " if FindingKind.OVER_LIMIT in kinds else ""
         lines += ["", f"if this change is wanted, {too}accept it with", f"    {command}"]
     elif FindingKind.NO_BASELINE in kinds:
-        renamed = "if it had another name, --torchmem-follow-renames takes its baseline along"
+        renamed = "if it was renamed, a run of its whole module takes the baseline along"
         lines += ["", "store one with", f"    {command}", renamed]
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
 // NCCL: communicators, and collectives that have left their result when they return.
 //
 // Ranks that run beside each other exchange their values, and a rank that is run alone
-// (--torchmem-world) is taken to be like all others. So there the sum of a value is as many times the value
+// (torchmem_world) is taken to be like all others. So there the sum of a value is as many times the value
 // as there are ranks, what is gathered is this rank's part in every place, and a broadcast leaves what
 // is there. That keeps exact what decides shapes and branches (sizes that ranks tell each other,
 // pickled objects, flags), where it was exact before; of a large tensor nothing is known afterwards.

@@ -116,7 +116,7 @@ bool Ranks::connect_to(int other) {
   }
   return fail_because(
       numbered(rank, count) + " has waited 10 minutes for rank " + std::to_string(other) +
-      ", which is not on this machine; --torchmem-world simulates one rank of many by itself");
+      ", which is not on this machine; -o torchmem_world=N simulates one rank of many by itself");
 }
 
 void Ranks::accept_others() {
@@ -160,7 +160,7 @@ bool Ranks::wait_for(std::unique_lock<std::mutex>& lock, int other, bool (*ready
   if (left_) return fail_because(pair + " after its own communicator was given up");
   if (came) return fail_because(pair + ", which has ended or has left the group");
   return fail_because(
-      pair + " for 10 minutes; --torchmem-world simulates one rank of many by itself");
+      pair + " for 10 minutes; -o torchmem_world=N simulates one rank of many by itself");
 }
 
 bool Ranks::give(int to, const Call& call, const Part& part) {

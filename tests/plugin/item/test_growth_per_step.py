@@ -106,7 +106,7 @@ def failures(tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("growth")
     (folder / "test_growing.py").write_text(BODIES)
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    command += ("--torchmem-device=cpu",)  # type: ignore[assignment]
+    command += ("-otorchmem_device=cpu",)  # type: ignore[assignment]
     ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return ran.stdout
 

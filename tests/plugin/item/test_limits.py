@@ -273,7 +273,7 @@ def test_a_limit_by_device_is_that_of_the_model_then_of_the_kind(project, device
     if device == "xpu":
         limits = {"cpu": "1MiB", "xpu": "2MiB"}
     project.write(BY_DEVICE.format(limits=limits, device=device))
-    project.run("--torchmem-level=full").stdout.fnmatch_lines([f"memory *the limit of {limit}*"])
+    project.run("-otorchmem_level=full").stdout.fnmatch_lines([f"memory *the limit of {limit}*"])
 
 
 def test_none_by_device_is_no_limit_there(project):

@@ -82,7 +82,7 @@ def test_every_kind_of_body_on_the_real_engine(torch_pytester):
     torch_pytester.makeini("[pytest]")
     torch_pytester.makepyfile(test_it=BODIES)
     result = torch_pytester.runpytest_inprocess(
-        "--torchmem-device=cpu", "--torchmem-update-baseline"
+        "-otorchmem_device=cpu", "--torchmem-update-baseline"
     )
     result.assert_outcomes(passed=2, failed=5, skipped=1)
     result.stdout.fnmatch_lines_random(
@@ -96,7 +96,7 @@ def test_every_kind_of_body_on_the_real_engine(torch_pytester):
             "  new: test_regions_and_steps::forward: *",
         ]
     )
-    arguments = ("--torchmem-device=cpu", "-k", "regions", "--torchmem-require-baseline")
+    arguments = ("-otorchmem_device=cpu", "-k", "regions", "-otorchmem_require_baseline=true")
     result = torch_pytester.runpytest_subprocess("-p", "xdist", "-n1", *arguments)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*test_regions_and_steps *same as baseline"])
@@ -154,7 +154,7 @@ def test_region(torchmem):
 
 def test_a_region_s_failure_names_who_held_what_it_retained(torch_pytester, monkeypatch):
     torch_pytester.makepyfile(test_held=HELD)
-    arguments = ("-p", "no:cacheprovider", "--torchmem-device=cpu")
+    arguments = ("-p", "no:cacheprovider", "-otorchmem_device=cpu")
     torch_pytester.runpytest_inprocess(*arguments, "--torchmem-update-baseline").assert_outcomes(
         passed=1
     )
@@ -199,7 +199,7 @@ def test_growth(torchmem):
 
 def test_asserts_and_limits_name_who_holds_what_is_retained(torch_pytester):
     torch_pytester.makepyfile(test_kept=KEPT)
-    result = torch_pytester.runpytest_inprocess("-p", "no:cacheprovider", "--torchmem-device=cpu")
+    result = torch_pytester.runpytest_inprocess("-p", "no:cacheprovider", "-otorchmem_device=cpu")
     result.assert_outcomes(failed=3)
     result.stdout.fnmatch_lines(
         [

@@ -113,10 +113,33 @@ def test_none_stands_for_what_the_run_has(project, monkeypatch):
     )
     project.update().assert_outcomes(passed=2)
     monkeypatch.setenv("GROWN", "1")
-    project.run("--torchmem-floor=4MiB").assert_outcomes(passed=2)
+    project.run("-otorchmem_floor=4MiB").assert_outcomes(passed=2)
     result = project.run()
     result.assert_outcomes(failed=1, passed=1)
     result.stdout.fnmatch_lines(["*+2.0 MiB (+200 %) over the baseline of 1.0 MiB*"])
+
+
+@pytest.mark.parametrize("given", ["2", "retained=2", "total=1023", "{'cpu': 2}"])
+def test_a_bare_number_that_few_mean_as_bytes_is_asked_about(project, given):
+    project.write(f"@pytest.mark.memory_budget({given})\ndef test_a(): pass")
+    number = "1023" if "1023" in given else "2"
+    result = project.run("--collect-only")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    asked = f"{number} alone is so many bytes; did you mean '{number}GiB' or '{number}MiB'?"
+    result.stdout.fnmatch_lines([f"*::test_a: memory_budget, *{asked} *'{number}B'*bad-argument?"])
+
+
+@pytest.mark.parametrize("given", ["0", "1024", "retained='2B'", "lambda: 2"])
+def test_bytes_that_are_meant_are_not_asked_about(project, given):
+    project.write(f"@pytest.mark.memory_budget({given})\ndef test_a(): pass")
+    assert project.run("--collect-only").ret == pytest.ExitCode.OK
+
+
+@pytest.mark.parametrize("unit", ["Gb", "Gib"])
+def test_bits_are_asked_about_at_collection(project, unit):
+    project.write(f"@pytest.mark.memory_budget('2{unit}')\ndef test_a(): pass")
+    told = f"*::test_a: memory_budget, total: '2{unit}' reads as bits; did you mean '2GiB'*"
+    project.run("--collect-only").stdout.fnmatch_lines([told])
 
 
 def test_a_marker_added_by_a_conftest_counts(project):

@@ -144,19 +144,8 @@ def test_without_an_update_it_is_refused(sized):
     result.stderr.fnmatch_lines(["*-accept does nothing without --torchmem-update-baseline; *"])
 
 
-def test_the_ini_name_does_the_same_and_waits_for_an_update(sized, monkeypatch):
-    sized.ini("torchmem_accept = new")
-    sized.run()
-    assert not sized.baseline().exists()
-    sized.update()
-    before = sized.entries()
-    monkeypatch.setenv("SIZE", "200")
-    sized.update().assert_outcomes(failed=1)
-    assert sized.entries() == before
-
-
-def test_the_old_spelling_is_told_how_to_write_it(sized, monkeypatch):
-    old = "--torchmem-update-baseline=new,grown"
+def test_words_after_an_update_are_told_how_to_write_them(sized, monkeypatch):
+    words = "--torchmem-update-baseline=new,grown"
     told = "write --torchmem-update-baseline --torchmem-accept=new,grown *bad-argument?"
 
     def refused(where, *arguments):
@@ -164,20 +153,12 @@ def test_the_old_spelling_is_told_how_to_write_it(sized, monkeypatch):
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines([f"ERROR: --torchmem-update-baseline{where}: *{told}"])
 
-    refused("", old)
-    monkeypatch.setenv("PYTEST_ADDOPTS", old)
+    refused("", words)
+    monkeypatch.setenv("PYTEST_ADDOPTS", words)
     refused(" in PYTEST_ADDOPTS")
     monkeypatch.delenv("PYTEST_ADDOPTS")
-    sized.pytester.makeini(f"[pytest]\naddopts = -q {old}")
+    sized.pytester.makeini(f"[pytest]\naddopts = -q {words}")
     refused(" in addopts of tox.ini")
-
-
-def test_the_old_spelling_in_the_ini_file_is_told_the_name_of_the_option(sized):
-    sized.ini("torchmem_update_baseline = new, grown")
-    result = sized.run()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    told = "a flag is true or false; torchmem_accept says what it stores *bad-argument?"
-    result.stderr.fnmatch_lines([f"ERROR: torchmem_update_baseline in tox.ini: {told}"])
 
 
 def test_a_module_with_classes_is_run_whole_like_any_other(project):

@@ -1,11 +1,11 @@
-"""--torchmem-baseline-all: whoever needs enough has a baseline; of others nothing is said."""
+"""torchmem_baseline_all: whoever needs enough has a baseline; of others nothing is said."""
 
 import sys
 import types
 
 import pytest
 
-ALL = "--torchmem-baseline-all=2MiB"
+ALL = "-otorchmem_baseline_all=2MiB"
 BODIES = """
     import os
 
@@ -36,7 +36,7 @@ def test_who_needs_enough_is_stored_and_compared(suite, monkeypatch):
     suite.update(ALL).assert_outcomes(passed=5)
     assert sorted(suite.entries()) == ["test_asks", "test_large", "test_limited"]
     monkeypatch.setenv("SIZE", "6")
-    result = suite.run(ALL, "--torchmem-require-baseline")
+    result = suite.run(ALL, "-otorchmem_require_baseline=true")
     result.assert_outcomes(passed=3, failed=2)
     result.stdout.fnmatch_lines(["memory peaked at 6.0 MiB, +2.0 MiB (+50 %) over the baseline*"])
 
@@ -71,7 +71,8 @@ def test_who_did_not_ask_keeps_its_own_outcome_and_is_not_listed(suite):
     result = suite.run(ALL, "--torchmem-strict")
     result.assert_outcomes(passed=2, failed=1)
     assert "memory: 1 new" in result.outlines
-    suite.run(ALL, "--torchmem-device=cuda:7").assert_outcomes(passed=2, failed=1)
+    suite.ini("torchmem_device = cuda:7")
+    suite.run(ALL).assert_outcomes(passed=2, failed=1)
 
 
 def test_who_did_not_ask_is_listed_where_measuring_it_ends_in_an_error(suite):
@@ -99,5 +100,5 @@ def test_where_torch_is_not_imported_nothing_is_measured(suite, monkeypatch):
 
 @pytest.mark.parametrize("size", ["0B", "much"])
 def test_a_size_of_no_use_is_refused(suite, size):
-    result = suite.run(f"--torchmem-baseline-all={size}")
+    result = suite.run(f"-otorchmem_baseline_all={size}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

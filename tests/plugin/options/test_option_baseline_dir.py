@@ -1,4 +1,4 @@
-"""--torchmem-baseline-dir: one folder for all baselines."""
+"""torchmem_baseline_dir: one folder for all baselines."""
 
 
 def test_by_default_a_baseline_is_beside_its_module(project):
@@ -15,24 +15,24 @@ def test_by_default_a_baseline_is_beside_its_module(project):
 
 def test_the_folder_repeats_the_modules_path(project):
     project.write("@pytest.mark.memory_baseline\ndef test_a(): use(MiB)\n", "unit/test_it")
-    project.update("--torchmem-baseline-dir=stored").assert_outcomes(passed=1)
+    project.update("-otorchmem_baseline_dir=stored").assert_outcomes(passed=1)
     assert (project.path / "stored/cpu-torch2.99/unit/test_it.json").exists()
-    result = project.run("--torchmem-baseline-dir=stored", "--torchmem-require-baseline")
+    result = project.run("-otorchmem_baseline_dir=stored", "-otorchmem_require_baseline=true")
     result.assert_outcomes(passed=1)
-    project.run("--torchmem-require-baseline").assert_outcomes(failed=1)
+    project.run("-otorchmem_require_baseline=true").assert_outcomes(failed=1)
 
 
 def test_the_ini_name_does_the_same_and_the_command_line_beats_it(sized):
     sized.ini("torchmem_baseline_dir = from_ini")
     sized.update()
     assert (sized.path / "from_ini/cpu-torch2.99/test_it.json").exists()
-    sized.update("--torchmem-baseline-dir=from_line")
+    sized.update("-otorchmem_baseline_dir=from_line")
     assert (sized.path / "from_line/cpu-torch2.99/test_it.json").exists()
 
 
 def test_each_environment_has_its_own_file(project):
     project.write("@pytest.mark.memory_baseline\ndef test_a(): use(MiB)\n")
     project.update()
-    project.update("--torchmem-device=cuda")
+    project.update("-otorchmem_device=cuda")
     assert project.baseline(environment="cpu-torch2.99").exists()
     assert project.baseline(environment="fake-100-torch2.99").exists()

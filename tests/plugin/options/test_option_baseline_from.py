@@ -41,13 +41,13 @@ def test_another_environment_is_never_compared_with_silently(upgraded):
 
 
 def test_a_required_baseline_that_is_missing_names_the_nearest(upgraded):
-    result = upgraded.run("--torchmem-require-baseline")
+    result = upgraded.run("-otorchmem_require_baseline=true")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*nearest is cpu-torch2.98, --torchmem-baseline-from=*"])
 
 
 def test_a_named_environment_is_compared_with_and_said(upgraded, monkeypatch):
-    arguments = ("--torchmem-baseline-from=cpu-torch2.98", "--torchmem-require-baseline")
+    arguments = ("--torchmem-baseline-from=cpu-torch2.98", "-otorchmem_require_baseline=true")
     result = upgraded.run(*arguments)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*over the baseline for cpu-torch2.98 of 100.0 MiB*"])
@@ -90,14 +90,26 @@ def test_the_ini_name_does_the_same(upgraded):
     upgraded.run().assert_outcomes(failed=1)
 
 
-def test_a_name_that_no_baseline_has_is_said(upgraded):
-    said = "--torchmem-baseline-from=nope: there is no baseline of that name"
-    result = upgraded.run("--torchmem-baseline-from=nope,cpu-torch2.98")
+@pytest.mark.parametrize("arguments", [(), (".",), ("test_it.py",), ("test_it.py::test_a",)])
+def test_a_typed_name_that_no_baseline_has_ends_the_run(upgraded, arguments):
+    result = upgraded.run("--torchmem-baseline-from=nope,cpu-torch2.98", *arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = "ERROR: --torchmem-baseline-from: no baselines are of 'nope'; there are cpu-torch2.98 *"
+    result.stderr.fnmatch_lines([said])
+    in_workers = upgraded.run_in_workers(2, "--torchmem-baseline-from=nope", *arguments)
+    assert in_workers.ret == pytest.ExitCode.USAGE_ERROR
+    in_workers.stderr.fnmatch_lines([said])
+
+
+def test_a_name_of_the_ini_file_that_no_baseline_has_is_said(upgraded):
+    upgraded.ini("torchmem_baseline_from = nope, cpu-torch2.98")
+    said = "torchmem_baseline_from = nope: there is no baseline of that name"
+    result = upgraded.run()
     result.stdout.fnmatch_lines([said])
-    result.stdout.no_fnmatch_line("*baseline-from=cpu-torch2.98: there is no*")
-    upgraded.run_in_workers(2, "--torchmem-baseline-from=nope").stdout.fnmatch_lines([said])
+    result.stdout.no_fnmatch_line("*cpu-torch2.98: there is no*")
 
 
 def test_where_nothing_is_compared_no_name_is_missed(project):
+    project.ini("torchmem_baseline_from = nope")
     project.write("def test_a(torchmem): use(1)")
-    project.run("--torchmem-baseline-from=nope").stdout.no_fnmatch_line("*no baseline of that*")
+    project.run().stdout.no_fnmatch_line("*no baseline of that*")

@@ -1,4 +1,4 @@
-"""--torchmem-device: where to measure when no marker says so."""
+"""torchmem_device: where to measure when no marker says so."""
 
 import pytest
 
@@ -27,14 +27,14 @@ def says_device(project):
 
 
 def test_the_option_chooses_the_device_and_a_marker_beats_it(says_device):
-    says_device.run("--torchmem-device=cuda").assert_outcomes(passed=2)
-    says_device.run("--torchmem-device=cpu").assert_outcomes(passed=1, failed=1)
+    says_device.run("-otorchmem_device=cuda").assert_outcomes(passed=2)
+    says_device.run("-otorchmem_device=cpu").assert_outcomes(passed=1, failed=1)
 
 
 def test_the_ini_name_does_the_same_and_the_command_line_beats_it(says_device):
     says_device.ini("torchmem_device = cuda")
     says_device.run().assert_outcomes(passed=2)
-    says_device.run("--torchmem-device=cpu").assert_outcomes(passed=1, failed=1)
+    says_device.run("-otorchmem_device=cpu").assert_outcomes(passed=1, failed=1)
 
 
 def test_a_missing_device_skips_its_tests_with_one_message(project):
@@ -63,9 +63,21 @@ def test_a_missing_device_skips_its_tests_with_one_message(project):
     ]
 
 
-def test_a_missing_device_asked_for_by_the_run_skips_too(project):
+def test_a_missing_device_that_was_typed_ends_the_run(project):
     project.write("def test_a(torchmem): use(1)")
-    result = project.run("--torchmem-device=cuda:7")
+    result = project.run("-otorchmem_device=cuda:7")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["ERROR: -o torchmem_device: there is no device cuda:7; *no-device]"]
+    )
+    in_workers = project.run_in_workers(2, "-otorchmem_device=cuda:7")
+    assert in_workers.ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_a_missing_device_of_the_ini_file_skips_its_tests(project):
+    project.write("def test_a(torchmem): use(1)")
+    project.ini("torchmem_device = cuda:7")
+    result = project.run()
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["not measured: test_it.py::test_a: there is no device cuda:7*"])
 
@@ -95,9 +107,9 @@ def test_a_name_that_no_device_has_fails_its_test(project):
 def test_a_name_that_no_device_has_is_a_usage_error(project, name):
     project.write("def test_a(torchmem): use(1)")
     said = f"there is no device called {name!r} on any machine*[[]bad-argument]"
-    result = project.run(f"--torchmem-device={name}")
+    result = project.run(f"-otorchmem_device={name}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: --torchmem-device: {said}"])
+    result.stderr.fnmatch_lines([f"ERROR: -o torchmem_device: {said}"])
     project.ini(f"torchmem_device = {name}")
     result = project.run()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -115,11 +127,11 @@ def test_a_misspelt_device_of_a_marker_is_told_at_collection(project):
 def test_torch_says_which_names_there_are(pytester):
     pytester.makepyfile("def test_a(torchmem): pass")
     for name in ("gpu", "cpuu"):
-        result = pytester.runpytest_inprocess(f"--torchmem-device={name}")
+        result = pytester.runpytest_inprocess(f"-otorchmem_device={name}")
         result.stderr.fnmatch_lines([f"ERROR: *called {name!r} *they are called cpu, cuda, *"])
     for name in ("hpu", "vulkan"):  # torch knows them
-        result = pytester.runpytest_inprocess(f"--torchmem-device={name}")
-        result.assert_outcomes(skipped=1)
+        pytester.makeini(f"[pytest]\ntorchmem_device = {name}")
+        pytester.runpytest_inprocess().assert_outcomes(skipped=1)
 
 
 def test_none_measures_where_the_run_does(project):
@@ -133,25 +145,27 @@ def test_none_measures_where_the_run_does(project):
             assert torchmem.device == "cuda:0"
         """
     )
-    project.run("--torchmem-device=cuda").assert_outcomes(passed=1)
+    project.run("-otorchmem_device=cuda").assert_outcomes(passed=1)
 
 
 def test_the_command_that_accepts_a_change_measures_on_the_device_that_was_typed(project):
     project.write("@pytest.mark.memory_baseline(floor=0)\ndef test_a(): use(1)")
-    project.run("--torchmem-device=cpu", "--torchmem-update-baseline")
+    project.run("-otorchmem_device=cpu", "--torchmem-update-baseline")
     project.write("@pytest.mark.memory_baseline(floor=0)\ndef test_a(): use(2)")
-    run = project.run("--torchmem-device=cpu")
-    run.stdout.fnmatch_lines(["*pytest *::test_a --torchmem-device=cpu --torchmem-update-baseline"])
+    run = project.run("-otorchmem_device=cpu")
+    run.stdout.fnmatch_lines(
+        ["*pytest *::test_a -o torchmem_device=cpu --torchmem-update-baseline"]
+    )
 
 
 @pytest.mark.usefixtures("loaded_torch")
 def test_a_device_without_memory_ends_the_run_with_what_to_do(pytester):
     pytester.makepyfile("def test_a(torchmem): pass")
-    result = pytester.runpytest_inprocess("--torchmem-device=meta")
+    result = pytester.runpytest_inprocess("-otorchmem_device=meta")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
         [
-            "ERROR: --torchmem-device: meta cannot be measured: its tensors have no memory; "
+            "ERROR: -o torchmem_device: meta cannot be measured: its tensors have no memory; "
             "measure on cpu, or on a simulated GPU with --torchmem-simulate=H100 ?bad-argument?"
         ]
     )
@@ -162,7 +176,8 @@ def test_a_device_that_cannot_be_measured_is_not_said_to_want_a_gpu(pytester, mo
     monkeypatch.setattr("pytest_torchmem.plugin.run.controller._DRIVER", pytester.path / "none")
     monkeypatch.delenv("TORCHMEM_SIMULATED", raising=False)
     pytester.makepyfile("def test_a(torchmem): pass")
-    result = pytester.runpytest_inprocess("--torchmem-device=fpga")
+    pytester.makeini("[pytest]\ntorchmem_device = fpga")
+    result = pytester.runpytest_inprocess()
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(
         ["not measured: *::test_a: fpga cannot be measured here: torch has no memory statistics *"]

@@ -58,8 +58,3 @@ def test_without_an_update_it_is_refused(sized):
     result.stderr.fnmatch_lines(
         ["*--torchmem-dry-run does nothing without --torchmem-update-baseline*"]
     )
-
-
-def test_the_ini_name_does_the_same(sized):
-    sized.ini("torchmem_dry_run = true")
-    sized.update().stdout.fnmatch_lines(["dry run: 1 new; nothing written"])

@@ -1,4 +1,4 @@
-"""--torchmem-floor: an increase of no more than this never fails, however small the baseline."""
+"""torchmem_floor: an increase of no more than this never fails, however small the baseline."""
 
 import pytest
 
@@ -72,18 +72,18 @@ def test_the_command_line_beats_the_ini_file(sized, monkeypatch):
     monkeypatch.setenv("SIZE", "5")
     sized.ini("torchmem_floor = 2MiB")
     sized.run().assert_outcomes(passed=1)
-    sized.run("--torchmem-floor=1MiB").assert_outcomes(failed=1)
+    sized.run("-otorchmem_floor=1MiB").assert_outcomes(failed=1)
 
 
 def test_the_larger_of_tolerance_and_floor_decides(sized, monkeypatch):
     sized.update()
     monkeypatch.setenv("SIZE", "104")
-    sized.run("--torchmem-floor=4MiB", "--torchmem-tolerance=1%").assert_outcomes(passed=1)
-    sized.run("--torchmem-floor=1MiB", "--torchmem-tolerance=4%").assert_outcomes(passed=1)
-    sized.run("--torchmem-floor=3MiB", "--torchmem-tolerance=3%").assert_outcomes(failed=1)
+    sized.run("-otorchmem_floor=4MiB", "-otorchmem_tolerance=1%").assert_outcomes(passed=1)
+    sized.run("-otorchmem_floor=1MiB", "-otorchmem_tolerance=4%").assert_outcomes(passed=1)
+    sized.run("-otorchmem_floor=3MiB", "-otorchmem_tolerance=3%").assert_outcomes(failed=1)
 
 
 def test_a_value_that_means_nothing_is_a_usage_error(sized):
-    result = sized.run("--torchmem-floor=1")
+    result = sized.run("-otorchmem_floor=1")
     assert result.ret == 4
-    result.stderr.fnmatch_lines(["ERROR: --torchmem-floor: cannot read '1'*"])
+    result.stderr.fnmatch_lines(["ERROR: -o torchmem_floor: cannot read '1'*"])

@@ -1,4 +1,4 @@
-"""--torchmem-known-holder: what limits do not count, and which entries have become stale."""
+"""torchmem_known_holder: what limits do not count, and which entries have become stale."""
 
 import pytest
 
@@ -17,14 +17,14 @@ STALE = "known holder net.OLD excused nothing in this run: remove it"
 def test_a_known_holder_is_not_counted_and_the_end_says_so(project):
     project.write(KEEPS)
     project.run().assert_outcomes(failed=1)
-    result = project.run("--torchmem-known-holder=net.C* because it is kept")
+    result = project.run("-otorchmem_known_holder=net.C* because it is kept")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["known holder net.C[*]: 4.0 MiB in 1 test (it is kept)"])
 
 
 def test_a_known_holder_excuses_no_peak(project):
     project.write(KEEPS.replace("retained=", "total=", 1))
-    project.run("--torchmem-known-holder=net.* because it is kept").assert_outcomes(failed=1)
+    project.run("-otorchmem_known_holder=net.* because it is kept").assert_outcomes(failed=1)
 
 
 def test_of_a_whole_run_stale_entries_are_named(project):
@@ -48,9 +48,9 @@ def test_under_xdist_the_controller_knows_what_was_excused(project):
 @pytest.mark.parametrize("text", ["models.CACHE*", "* because of all", " because ", "a because "])
 def test_a_holder_needs_a_name_and_a_reason(project, text):
     project.write(KEEPS)
-    result = project.run(f"--torchmem-known-holder={text}")
+    result = project.run(f"-otorchmem_known_holder={text}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--torchmem-known-holder: *names no holder with a reason*"])
+    result.stderr.fnmatch_lines(["*-o torchmem_known_holder: *names no holder with a reason*"])
 
 
 def test_brackets_are_what_they_are_and_a_star_is_any_text():

@@ -1,8 +1,8 @@
-"""--torchmem-level: a limit on a GPU is answered by the allocator's counters where they can."""
+"""torchmem_level: a limit on a GPU is answered by the allocator's counters where they can."""
 
 import pytest
 
-ON_GPU = "--torchmem-device=cuda"
+ON_GPU = "-otorchmem_device=cuda"
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_limit_that_the_counters_prove_needs_no_recording(limited):
 
 
 def test_full_records_every_test(limited):
-    result = limited.run(ON_GPU, "-s", "--torchmem-level=full")
+    result = limited.run(ON_GPU, "-s", "-otorchmem_level=full")
     result.stdout.fnmatch_lines(["*ran as number 0 1*", "test_it.py::test_limit  8.0 MiB*"])
 
 
@@ -80,7 +80,7 @@ def test_an_accelerator_without_a_history_is_recorded_for_what_is_retained(proje
             print("ran as number", fake_measure.state["counted"], fake_measure.state["starts"])
         """
     )
-    result = project.run("--torchmem-device=xpu", "-s")
+    result = project.run("-otorchmem_device=xpu", "-s")
     result.stdout.fnmatch_lines(["*ran as number 0 1*"])
 
 
@@ -234,8 +234,8 @@ def test_a_body_that_asks_for_the_fixture_while_it_runs_is_recorded(project):
 
 
 def test_a_wrong_word_stops_the_run(limited):
-    result = limited.run("--torchmem-level=deep")
+    result = limited.run("-otorchmem_level=deep")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        ["ERROR: --torchmem-level: 'deep' is not one of auto, full [[]bad-argument]"]
+        ["ERROR: -o torchmem_level: 'deep' is not one of auto, full [[]bad-argument]"]
     )

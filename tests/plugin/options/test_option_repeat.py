@@ -93,7 +93,6 @@ def test_a_spread_within_the_tolerance_is_stored(project):
 
 def test_without_an_update_the_body_runs_once(project):
     project.write(WOBBLY.format(size="(10 + 7 * len(RUNS))"))
-    project.ini("torchmem_repeat = 3")
     result = project.run("-s")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["*runs: 1*"])
@@ -121,12 +120,6 @@ def test_what_the_body_raises_in_an_earlier_run_comes_out(project):
 
 @pytest.mark.parametrize("value", ["0", "-1", "some", "1000001", "0" * 5000 + "3"])
 def test_a_number_without_meaning_is_refused(sized, value):
-    result = sized.run(f"--torchmem-repeat={value}")
+    result = sized.update(f"--torchmem-repeat={value}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*is not a number of runs, 1 to 1,000,000*"])
-
-
-def test_the_ini_name_does_the_same(project):
-    project.ini("torchmem_repeat = 2")
-    project.write(WOBBLY.format(size="(10 + 7 * len(RUNS))"))
-    project.update().assert_outcomes(failed=1, passed=1)

@@ -39,21 +39,7 @@ def test_several_reports_are_written_of_one_run(two):
     run = json.loads((two.path / "run.json").read_text())
     pictured = [test["test"] for test in run["tests"] if test["windows"][0]["picture"]]
     assert len(pictured) == 2, "a file has the timelines of all tests, beside a folder, too"
-    two.ini("torchmem_report =", "    a.json", "    b.md")
-    two.run()
-    assert (two.path / "a.json").exists()
-    assert (two.path / "b.md").exists()
-
-
-@pytest.mark.parametrize(
-    ("file", "table"),
-    [("pyproject.toml", "tool.pytest.ini_options"), ("pytest.toml", "pytest")],
-)
-def test_a_list_in_toml_is_several_reports(two, file, table):
-    if file == "pytest.toml" and pytest.version_tuple < (9,):
-        pytest.skip("pytest 9 brought pytest.toml")
-    (two.path / "tox.ini").unlink()
-    (two.path / file).write_text(f'[{table}]\ntorchmem_report = ["a.json", "b.md"]\n')
+    two.pytester.makeini("[pytest]\naddopts = --torchmem-report=a.json --torchmem-report=b.md")
     two.run()
     assert (two.path / "a.json").exists()
     assert (two.path / "b.md").exists()
@@ -124,7 +110,7 @@ def test_a_folder_has_a_page_for_each_failed_test(two):
 
 
 def test_pages_of_an_earlier_run_go_and_other_files_stay(two):
-    two.run("--torchmem-report=out", "--torchmem-report-timelines=all")
+    two.run("--torchmem-report=out", "--torchmem-report=run.json")  # timelines of all tests
     (two.path / "out/tests/mine.html").write_text("")
     assert len(list((two.path / "out/tests").iterdir())) == 4
     two.run("--torchmem-report=out")
@@ -147,14 +133,11 @@ def test_a_report_that_cannot_be_written_fails_the_run(project):
     result.assert_outcomes(passed=1)
 
 
-def test_a_typed_path_starts_here_and_a_configured_one_at_the_rootdir(two, monkeypatch):
+def test_a_path_starts_here(two, monkeypatch):
     (two.path / "sub").mkdir()
     monkeypatch.chdir(two.path / "sub")
     two.run("..", "--torchmem-report=typed.json")
     assert (two.path / "sub/typed.json").exists()
-    two.ini("torchmem_report = configured.json")
-    two.run("..")
-    assert (two.path / "configured.json").exists()
 
 
 def test_a_run_that_measured_nothing_still_writes_what_was_asked_for(project):

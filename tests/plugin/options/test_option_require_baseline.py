@@ -1,4 +1,4 @@
-"""--torchmem-require-baseline: a missing baseline fails its test."""
+"""torchmem_require_baseline: a missing baseline fails its test."""
 
 
 def test_a_missing_baseline_passes_without_the_option(sized):
@@ -6,25 +6,25 @@ def test_a_missing_baseline_passes_without_the_option(sized):
 
 
 def test_a_missing_baseline_fails_with_it_and_names_the_command(sized):
-    result = sized.run("--torchmem-require-baseline")
+    result = sized.run("-otorchmem_require_baseline=true")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
             "there is no baseline for test_a in __torchmem__/cpu-torch2.99/test_it.json "
             "[[]no-baseline]",
             "    pytest test_it.py::test_a --torchmem-update-baseline",
-            "if it had another name, --torchmem-follow-renames takes its baseline along",
+            "if it was renamed, a run of its whole module takes the baseline along",
         ]
     )
 
 
 def test_a_stored_baseline_is_enough(sized):
     sized.update()
-    sized.run("--torchmem-require-baseline").assert_outcomes(passed=1)
+    sized.run("-otorchmem_require_baseline=true").assert_outcomes(passed=1)
 
 
 def test_an_update_stores_what_is_required(sized):
-    sized.update("--torchmem-require-baseline").assert_outcomes(passed=1)
+    sized.update("-otorchmem_require_baseline=true").assert_outcomes(passed=1)
     assert sized.baseline().exists()
 
 
@@ -41,7 +41,7 @@ def test_a_region_needs_its_own(project):
             torchmem.check(forward)
         """
     )
-    result = project.run("--torchmem-require-baseline")
+    result = project.run("-otorchmem_require_baseline=true")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*no baseline for test_a::forward in *"])
 
@@ -50,4 +50,4 @@ def test_ci_is_told_to_use_the_option_only_where_it_does_not(sized, monkeypatch)
     monkeypatch.setenv("CI", "true")
     hint = "*so CI passes whatever the body needs*"
     sized.run().stdout.fnmatch_lines([hint])
-    sized.run("--torchmem-require-baseline").stdout.no_fnmatch_line(hint)
+    sized.run("-otorchmem_require_baseline=true").stdout.no_fnmatch_line(hint)

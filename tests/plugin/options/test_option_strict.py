@@ -40,7 +40,8 @@ def test_an_unmeasured_body_fails_with_it(busy):
 
 def test_a_missing_device_fails_with_it(project):
     project.write("def test_a(torchmem): use(1)")
-    result = project.run("--torchmem-strict", "--torchmem-device=cuda:1")
+    project.ini("torchmem_device = cuda:1")
+    result = project.run("--torchmem-strict")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["not measured: there is no device cuda:1; *[[]no-device]"])
 

@@ -40,7 +40,8 @@ def test_off_shows_only_what_went_wrong(many):
 
 def test_off_still_says_what_was_not_measured(project):
     project.write("def test_a(torchmem): use(1)")
-    result = project.run("--torchmem-summary=off", "--torchmem-device=cuda:1")
+    project.ini("torchmem_device = cuda:1")
+    result = project.run("--torchmem-summary=off")
     result.stdout.fnmatch_lines(["not measured: *"])
 
 

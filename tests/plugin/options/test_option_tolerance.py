@@ -1,4 +1,4 @@
-"""--torchmem-tolerance: how far above its baseline a number may be, as a share of it."""
+"""torchmem_tolerance: how far above its baseline a number may be, as a share of it."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_the_command_line_beats_the_ini_file(sized, monkeypatch):
     monkeypatch.setenv("SIZE", "108")
     sized.ini("torchmem_tolerance = 10%")
     sized.run().assert_outcomes(passed=1)
-    sized.run("--torchmem-tolerance=0.05").assert_outcomes(failed=1)
+    sized.run("-otorchmem_tolerance=0.05").assert_outcomes(failed=1)
 
 
 def test_a_marker_beats_both(project, monkeypatch):
@@ -38,31 +38,33 @@ def test_a_marker_beats_both(project, monkeypatch):
     )
     project.update()
     monkeypatch.setenv("SIZE", "149")
-    project.run("--torchmem-tolerance=1%").assert_outcomes(passed=1)
+    project.run("-otorchmem_tolerance=1%").assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize("value", ["2", "much", "-1%"])
 def test_a_value_that_means_nothing_is_a_usage_error(sized, value):
-    result = sized.run(f"--torchmem-tolerance={value}")
+    result = sized.run(f"-otorchmem_tolerance={value}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --torchmem-tolerance*[[]bad-size]"])
+    result.stderr.fnmatch_lines(["ERROR: -o torchmem_tolerance*[[]bad-size]"])
 
 
 def test_the_message_names_the_option_and_the_missing_sign(sized):
     for given, said in (("2", "*'2' *percent need the sign: '2%'*"), ("much", "*such as '2%'*")):
-        result = sized.run(f"--torchmem-tolerance={given}")
-        result.stderr.fnmatch_lines([f"ERROR: --torchmem-tolerance: cannot read {said}"])
-    result = sized.run("--torchmem-floor=2")
-    result.stderr.fnmatch_lines(["ERROR: --torchmem-floor: cannot read '2' as a size*[[]bad-size]"])
+        result = sized.run(f"-otorchmem_tolerance={given}")
+        result.stderr.fnmatch_lines([f"ERROR: -o torchmem_tolerance: cannot read {said}"])
+    result = sized.run("-otorchmem_floor=2")
+    result.stderr.fnmatch_lines(
+        ["ERROR: -o torchmem_floor: cannot read '2' as a size*[[]bad-size]"]
+    )
 
 
 @pytest.mark.parametrize("tolerance", ["100%", "200%"])
 def test_a_number_may_be_twice_and_three_times_its_baseline(sized, monkeypatch, tolerance):
     sized.update()
     monkeypatch.setenv("SIZE", "199")
-    sized.run(f"--torchmem-tolerance={tolerance}").assert_outcomes(passed=1)
+    sized.run(f"-otorchmem_tolerance={tolerance}").assert_outcomes(passed=1)
     monkeypatch.setenv("SIZE", "301")
-    sized.run(f"--torchmem-tolerance={tolerance}").assert_outcomes(failed=1)
+    sized.run(f"-otorchmem_tolerance={tolerance}").assert_outcomes(failed=1)
 
 
 def test_where_a_limit_fails_too_the_advice_says_so(project, monkeypatch):

@@ -161,12 +161,6 @@ def test_a_skipped_or_failed_test_keeps_its_entries_in_use(project):
     project.update().stdout.no_fnmatch_line("unused:*")
 
 
-def test_the_ini_name_does_the_same(sized):
-    sized.ini("torchmem_update_baseline = true")
-    sized.run().assert_outcomes(passed=1)
-    assert sized.baseline().exists()
-
-
 def test_a_new_contributor_is_named_and_an_old_one_on_a_new_line_is_not(project):
     before = (
         "@pytest.mark.memory_baseline\ndef test_a():\n    use(100 * MiB, module='net.fc', line=5)\n"
@@ -219,7 +213,7 @@ def test_only_what_an_update_would_store_is_offered_to_be_stored(project):
     )
     told = "1 measurement has no baseline; --torchmem-update-baseline stores it"
     project.run().stdout.fnmatch_lines([told])
-    project.run("--torchmem-require-baseline").stdout.fnmatch_lines([told])
+    project.run("-otorchmem_require_baseline=true").stdout.fnmatch_lines([told])
     project.update().stdout.no_fnmatch_line("*has no baseline;*")
 
 

@@ -1,4 +1,4 @@
-"""``--torchmem-world``; what a rank does is tested in tests/simulate."""
+"""``torchmem_world``; what a rank does is tested in tests/simulate."""
 
 import pytest
 
@@ -6,9 +6,9 @@ PLAIN = ("-p", "no:asyncio", "-p", "no:cacheprovider")
 
 
 def test_it_is_refused_without_a_simulated_gpu_where_it_is_typed(pytester):
-    run = pytester.runpytest_subprocess("--torchmem-world=8", *PLAIN)
+    run = pytester.runpytest_subprocess("-otorchmem_world=8", *PLAIN)
     assert run.ret == pytest.ExitCode.USAGE_ERROR
-    run.stderr.fnmatch_lines(["*give --torchmem-simulate=H100, too*bad-argument*"])
+    run.stderr.fnmatch_lines(["*give --torchmem-simulate=H100 as well*bad-argument*"])
 
 
 def test_in_the_ini_file_it_waits_for_a_simulated_gpu(pytester):
@@ -19,7 +19,7 @@ def test_in_the_ini_file_it_waits_for_a_simulated_gpu(pytester):
 @pytest.mark.parametrize("size", ["many", "0"])
 def test_a_world_of_no_ranks_is_refused(pytester, size):
     run = pytester.runpytest_subprocess(
-        "--torchmem-simulate=L4", f"--torchmem-world={size}", *PLAIN
+        "--torchmem-simulate=L4", f"-otorchmem_world={size}", *PLAIN
     )
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     run.stderr.fnmatch_lines([f"*world*{size}*"])

@@ -77,7 +77,7 @@ def test_a_method_of_a_test_case_that_does_not_come_to_its_end_is_held_against_n
                 self.fail("my own")
         """
     )
-    result = project.run("--torchmem-require-baseline")
+    result = project.run("-otorchmem_require_baseline=true")
     result.assert_outcomes(failed=1, skipped=2, xfailed=1)
     result.stdout.fnmatch_lines(["memory: 1 failed (1 ended by an exception), 1 xfailed"])
     result.stdout.no_fnmatch_line("*no baseline*")

@@ -99,7 +99,7 @@ def test_the_guides_pass_labels_a_cache_and_the_failure_tells_its_reason(torch_p
     _, guide = blocks(DOCS / "guides" / "hooks.md", "python")
     torch_pytester.makeconftest(guide)
     torch_pytester.makepyfile(test_it=GENERATION, kv_cache=KV_CACHE)
-    result = torch_pytester.runpytest_inprocess("--torchmem-device=cpu", "-p", "no:cacheprovider")
+    result = torch_pytester.runpytest_inprocess("-otorchmem_device=cpu", "-p", "no:cacheprovider")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*buffer peaked at 28.0 KiB, *(the KV cache) from aten::cat*"])
 
@@ -113,7 +113,7 @@ def test_a_pass_that_raises_is_named_at_the_end_and_no_test_fails(torch_pytester
     torch_pytester.makepyfile(
         "import pytest, torch\n@pytest.mark.memory_budget('1MiB')\ndef test_it(): torch.ones(100)\n"
     )
-    result = torch_pytester.runpytest_inprocess("--torchmem-device=cpu", "-p", "no:cacheprovider")
+    result = torch_pytester.runpytest_inprocess("-otorchmem_device=cpu", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         ["not labelled as asked: *::test_it: the category pass lost raised KeyError: 'layer'; *"]

@@ -24,21 +24,26 @@ def moved(project):
     return project
 
 
-def test_a_plain_run_says_in_one_line_that_a_module_moved(moved):
+def test_a_required_check_says_in_one_line_that_a_module_moved(moved):
     before = moved.baseline("test_old").read_bytes()
-    told = moved.run()
-    told.assert_outcomes(passed=3)
+    told = moved.run("--torchmem-ci")
+    told.assert_outcomes(passed=1, failed=2)
     lines = [line for line in told.outlines if "test_old" in line]
     assert lines == [
         "test_old.py is gone and has baselines (2 entries): deep/test_new.py has its tests and no "
-        "baseline, and --torchmem-follow-renames takes them along"
+        "baseline; a run without --torchmem-ci takes them along"
     ]
     assert moved.baseline("test_old").read_bytes() == before
 
 
 def test_followed_it_is_compared_with_its_old_numbers_and_what_grew_fails(moved):
-    told = moved.run("--torchmem-follow-renames")
-    told.stdout.fnmatch_lines(["test_old.py is gone *: moved to deep/test_new.py, which *"])
+    told = moved.run()
+    told.assert_outcomes(passed=3)
+    lines = [line for line in told.outlines if "test_old" in line]
+    assert lines == [
+        "test_old.py is gone and has baselines (2 entries): moved to deep/test_new.py, which the "
+        "next run compares with them"
+    ]
     assert not moved.baseline("test_old").exists()
     assert not moved.baseline("test_old").with_suffix(".origins").exists()
     told = moved.run()
@@ -47,10 +52,22 @@ def test_followed_it_is_compared_with_its_old_numbers_and_what_grew_fails(moved)
     told.stdout.no_fnmatch_line("*is gone*")
 
 
+def test_where_nothing_can_be_written_a_plain_run_goes_on_and_an_update_fails(moved, monkeypatch):
+    def refuse(*_):
+        raise OSError("read-only")
+
+    monkeypatch.setattr("pytest_torchmem.plugin.run.updates.move", refuse)
+    told = moved.run()
+    told.assert_outcomes(passed=3)
+    assert told.ret == pytest.ExitCode.OK
+    told.stdout.fnmatch_lines(["renames are not followed: a baseline cannot be moved: read-only *"])
+    assert moved.update().ret == pytest.ExitCode.TESTS_FAILED
+
+
 def test_one_update_follows_a_module_and_stores_what_grew_and_what_is_new(moved):
     extra = "\n@pytest.mark.memory_baseline\ndef test_d(): use(3 * MiB)\n"
     moved.write(BODY.format(400) + extra, "deep/test_new")
-    told = moved.update("--torchmem-follow-renames", "--torchmem-require-baseline")
+    told = moved.update("-otorchmem_require_baseline=true")
     told.assert_outcomes(passed=4)
     told.stdout.fnmatch_lines(
         [
@@ -60,37 +77,27 @@ def test_one_update_follows_a_module_and_stores_what_grew_and_what_is_new(moved)
         ]
     )
     told.stdout.no_fnmatch_line("*: test_b: *")
-    again = moved.run("--torchmem-require-baseline", "--torchmem-fail-shrunk")
+    again = moved.run("-otorchmem_require_baseline=true", "-otorchmem_fail_shrunk=true")
     again.assert_outcomes(passed=4)
     again.stdout.no_fnmatch_line("*is gone*")
 
 
 def test_an_update_that_accepts_new_ones_alone_leaves_what_grew_to_the_next_run(moved):
-    moved.update("--torchmem-follow-renames", "--torchmem-accept=new")
+    moved.update("--torchmem-accept=new")
     moved.run().assert_outcomes(passed=2, failed=1)
 
 
 def test_where_a_baseline_is_required_a_run_that_only_followed_one_fails(moved):
-    required = ("--torchmem-follow-renames", "--torchmem-require-baseline")
-    told = moved.run(*required)
-    assert told.ret == pytest.ExitCode.TESTS_FAILED
-    told.stdout.fnmatch_lines(["*were compared with no baseline; the next run compares them *"])
-    moved.run(*required).assert_outcomes(passed=2, failed=1)
+    required = "-otorchmem_require_baseline=true"
+    moved.run(required).assert_outcomes(passed=1, failed=2)
+    moved.run(required).assert_outcomes(passed=2, failed=1)
 
 
 NOT_ALSO = ("*has no baseline;*", "*have no baseline;*", "*takes them along*")
 
 
-def test_an_update_that_stored_a_moved_module_as_new_says_what_is_left(moved):
-    told = moved.update()
-    told.stdout.fnmatch_lines(["  new: test_a: *", "test_old.py is gone *, stored as new now; *"])
-    for line in NOT_ALSO:
-        told.stdout.no_fnmatch_line(line)
-    moved.run(*REMOVE).stdout.fnmatch_lines(["test_old.py is gone *: removed"])
-
-
 def test_a_dry_run_says_what_would_be_moved(moved):
-    told = moved.update("--torchmem-dry-run", "--torchmem-follow-renames")
+    told = moved.update("--torchmem-dry-run")
     told.stdout.fnmatch_lines(["test_old.py is gone *without --torchmem-dry-run moves them to *"])
     for line in (*NOT_ALSO, "*nothing would change*"):
         told.stdout.no_fnmatch_line(line)
@@ -100,13 +107,13 @@ def test_who_can_follow_a_module_is_not_told_to_store_its_tests_as_new(moved):
     moved.run().stdout.no_fnmatch_line("*have no baseline;*")
 
 
-def test_what_could_be_followed_is_not_removed_as_unused(moved):
-    moved.run(*REMOVE).stdout.fnmatch_lines(["*--torchmem-follow-renames takes them along"])
-    assert moved.baseline("test_old").exists()
+def test_what_is_followed_is_not_removed_as_unused(moved):
+    moved.run(*REMOVE).stdout.fnmatch_lines(["test_old.py is gone *: moved to deep/test_new.py, *"])
+    assert (moved.path / "deep/__torchmem__/cpu-torch2.99/test_new.json").exists()
 
 
 def test_a_dry_run_moves_and_removes_nothing(moved):
-    dry = (*REMOVE, "--torchmem-dry-run", "--torchmem-follow-renames")
+    dry = (*REMOVE, "--torchmem-dry-run")
     moved.run(*dry)
     assert moved.baseline("test_old").exists()
     (moved.path / "deep/test_new.py").unlink()
@@ -124,27 +131,26 @@ def test_the_baselines_of_a_module_that_is_gone_are_removed_as_unused(moved):
 
 
 def test_with_one_folder_for_all_baselines_it_is_the_same(project):
-    folder = "--torchmem-baseline-dir=stored"
+    folder = "-otorchmem_baseline_dir=stored"
     project.write(BODY.format(9), "unit/test_old")
     project.update(folder)
     (project.path / "unit/test_old.py").rename(project.path / "test_new.py")
-    project.run(folder, "--torchmem-follow-renames")
+    project.run(folder)
     assert (project.path / "stored/cpu-torch2.99/test_new.json").exists()
-    project.run(folder, "--torchmem-require-baseline").assert_outcomes(passed=2)
+    project.run(folder, "-otorchmem_require_baseline=true").assert_outcomes(passed=2)
 
 
 def test_of_two_that_could_be_it_none_is_taken(moved):
     moved.write(BODY.format(9), "deep/test_newer")
-    moved.run("--torchmem-follow-renames").stdout.fnmatch_lines(
-        ["test_old.py is gone *removes them"]
-    )
+    moved.run().stdout.fnmatch_lines(["test_old.py is gone *removes them"])
     assert moved.baseline("test_old").exists()
 
 
 def test_half_of_its_tests_are_enough_to_know_a_module_again(moved):
     half = BODY.format(9).replace("test_b", "test_d")
     moved.write(half, "deep/test_new")
-    moved.run().stdout.fnmatch_lines(["test_old.py is gone *: deep/test_new.py has its tests *"])
+    told = moved.run("--torchmem-ci")
+    told.stdout.fnmatch_lines(["test_old.py is gone *: deep/test_new.py has its tests *"])
     moved.write(half + "\n@pytest.mark.memory_baseline\ndef test_e(): use(MiB)\n", "deep/test_new")
     moved.run().stdout.fnmatch_lines(["test_old.py is gone *removes them"])
 
@@ -191,7 +197,7 @@ def test_an_id_that_utf8_cannot_hold_loses_no_update(project):
     told.assert_outcomes(passed=2)
     assert "INTERNALERROR" not in told.stdout.str() + told.stderr.str()
     assert (project.path / "out.json").exists()
-    project.run_apart("--torchmem-require-baseline").assert_outcomes(passed=2)
+    project.run_apart("-otorchmem_require_baseline=true").assert_outcomes(passed=2)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +206,7 @@ def test_an_id_that_utf8_cannot_hold_loses_no_update(project):
 def test_in_ci_a_missing_baseline_is_loud(project, monkeypatch, variable, start):
     project.write("@pytest.mark.memory_baseline\ndef test_a(): use(MiB)\n")
     monkeypatch.delenv("CI", raising=False)
-    loud = "*CI passes whatever the body needs: *--torchmem-require-baseline*"
+    loud = "*CI passes whatever the body needs: *--torchmem-ci*"
     project.run().stdout.no_fnmatch_line(loud)
     monkeypatch.setenv("CI", "true")
     monkeypatch.setenv(variable, "true")

@@ -257,7 +257,7 @@ def test_a_run_that_measured_nothing_says_so(open_page):
 def test_a_test_without_a_timeline_says_why(open_page):
     plain = report_of("a", replace(window("a"), picture=None))
     page = open_page(RunReport((plain,)), part="")
-    page.get_by_text("--torchmem-report-timelines").wait_for()
+    page.get_by_text("A folder has those of failed tests alone").wait_for()
 
 
 def test_a_failure_that_was_expected_is_no_alarm(open_page):

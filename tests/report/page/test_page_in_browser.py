@@ -371,7 +371,7 @@ def test_what_counters_say_is_at_most_and_has_no_composition(browser, tmp_path):
     title = page.locator(".window .title").inner_text()
     assert "peak at most 3.0 MiB" in title
     assert "retained" not in title
-    page.get_by_text("--torchmem-level=full records one").wait_for()
+    page.get_by_text("torchmem_level = full in the ini file records one").wait_for()
     assert page.get_by_role("region", name="composition").count() == 0
     page.close()
 

@@ -1,0 +1,128 @@
+"""A renamed test takes its entry along, in each run but that of a required check."""
+
+import pytest
+
+BODY = """
+@pytest.mark.memory_baseline
+@pytest.mark.parametrize("size", [10, 20])
+def test_{name}(torchmem, size):
+    with torchmem.measure("part") as part: use(({offset} + size) * MiB)
+    torchmem.check(part)
+"""
+
+CI = "--torchmem-ci"
+REQUIRED = "-otorchmem_require_baseline=true"
+
+
+def renamed(project, offset=0):
+    project.write(BODY.format(name="old", offset=0))
+    project.update().assert_outcomes(passed=2)
+    project.write(BODY.format(name="new", offset=offset))
+
+
+def test_a_required_check_names_a_rename_and_moves_nothing(project):
+    renamed(project)
+    before = project.baseline().read_bytes()
+    result = project.run(CI)
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "test_new[[]10] has the numbers of the unused test_old[[]10] (*test_it.json)",
+            "if renamed, a run without --torchmem-ci takes the entry along",
+        ]
+    )
+    assert project.baseline().read_bytes() == before
+
+
+@pytest.mark.parametrize("arguments", [(), (REQUIRED,), ("--torchmem-update-baseline",)])
+def test_all_entries_of_the_test_move(project, arguments):
+    renamed(project)
+    before = project.baseline().read_text()
+    result = project.run(*arguments)
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(
+        ["  renamed: test_old[[]10]::part -> test_new[[]10]::part: 10.0 MiB"]
+    )
+    assert project.baseline().read_text() == before.replace("test_old", "test_new")
+    project.run(CI).assert_outcomes(passed=2)
+
+
+def test_where_a_baseline_is_required_a_new_test_fails_beside_a_renamed_one(project):
+    renamed(project)
+    more = "\n@pytest.mark.memory_baseline\ndef test_more(): use(3 * MiB)\n"
+    project.write(BODY.format(name="new", offset=0) + more)
+    result = project.run(REQUIRED)
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["there is no baseline for test_more in *"])
+
+
+def test_a_renamed_test_that_is_run_alone_has_no_baseline_yet(project):
+    renamed(project)
+    before = project.baseline().read_bytes()
+    project.run(REQUIRED, "test_it.py::test_new").assert_outcomes(failed=2)
+    assert project.baseline().read_bytes() == before
+
+
+def test_a_renamed_test_is_called_renamed_and_not_new(project):
+    renamed(project)
+    dry = project.update("--torchmem-dry-run")
+    dry.stdout.fnmatch_lines(
+        ["renamed * test_new[[]10] (was test_old[[]10]) *", "dry run: 4 renamed*"]
+    )
+    told = project.update()
+    told.stdout.fnmatch_lines(["baseline updated: 4 entries in 1 file"])
+    for line in ("*  new:*", "*has no baseline;*", "*has the numbers of*", "*if renamed*"):
+        told.stdout.no_fnmatch_line(line)
+
+
+def test_a_parameter_with_another_id_takes_the_entry_along(project):
+    body = """
+    @pytest.mark.memory_baseline
+    @pytest.mark.parametrize("size", [10, 20], ids={})
+    def test_a(size): use(size * MiB)
+    """
+    project.write(body.format(["small", "large"]))
+    project.update()
+    project.write(body.format(["small", "huge"]))
+    told = project.run(REQUIRED)
+    told.assert_outcomes(passed=2)
+    told.stdout.fnmatch_lines(["  renamed: test_a[[]large] -> test_a[[]huge]: 20.0 MiB"])
+    assert sorted(project.entries()) == ["test_a[huge]", "test_a[small]"]
+
+
+@pytest.mark.parametrize("arguments", [(), (REQUIRED,)])
+def test_a_test_with_other_numbers_takes_nothing_along(project, arguments):
+    renamed(project, offset=100)
+    before = project.baseline().read_bytes()
+    result = project.run(*arguments)
+    result.assert_outcomes(**{"failed" if arguments else "passed": 2})
+    result.stdout.no_fnmatch_line("*renamed:*")
+    assert project.baseline().read_bytes() == before
+
+
+def test_two_that_could_be_it_are_left_alone(project):
+    body = "@pytest.mark.memory_baseline\ndef test_{}(): use(9 * MiB)\n"
+    project.write(body.format("one") + body.format("two"))
+    project.update()
+    project.write(body.format("three") + body.format("two"))
+    project.run().stdout.fnmatch_lines(["  renamed: test_one -> *"])
+    project.write(body.format("four") + body.format("five"))
+    project.run().stdout.no_fnmatch_line("*renamed:*")
+    assert sorted(project.entries()) == ["test_three", "test_two"]
+
+
+def test_of_two_old_entries_with_the_same_numbers_neither_is_moved(project):
+    body = "@pytest.mark.memory_baseline\ndef test_{}(): use(9 * MiB)\n"
+    project.write(body.format("one") + body.format("two"))
+    project.update()
+    before = project.baseline().read_bytes()
+    project.write(body.format("three"))
+    project.run().stdout.no_fnmatch_line("*renamed:*")
+    assert project.baseline().read_bytes() == before
+
+
+def test_a_run_of_a_part_of_the_module_follows_nothing(project):
+    renamed(project)
+    before = project.baseline().read_bytes()
+    project.run("-k", "10")
+    assert project.baseline().read_bytes() == before
