@@ -32,15 +32,8 @@ def offsets(python: str = sys.executable) -> tuple[str, str]:
     found = subprocess.run([python, "-c", _INCLUDE], capture_output=True, text=True, check=True)
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "offsets"
-        command: list[str | Path] = [
-            _compiler(),
-            "-w",
-            f"-I{found.stdout.strip()}",
-            str(SOURCE),
-            "-o",
-            str(program),
-        ]
-        subprocess.run([*command, SOURCE, "-o", program], check=True)
+        command = [_compiler(), "-w", f"-I{found.stdout.strip()}", str(SOURCE), "-o", str(program)]
+        subprocess.run(command, check=True)
         said = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     row, others = said.splitlines()
     return row, others

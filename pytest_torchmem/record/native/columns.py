@@ -151,6 +151,7 @@ class Columns:
                     number(overload),
                     number(writes or ""),
                     len(letters),
+                    len(writes or ""),
                 )
             )
             letters += writes or ""

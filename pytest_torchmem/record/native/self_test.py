@@ -53,6 +53,8 @@ def tried(library: Library) -> Faults:
         memory = _wrong_memory(tables, columns, numbers.untyped_storage().data_ptr())
         stacks = memory or _wrong_stack(tables, columns, _calls(frame, line))
         return Faults(memory, stacks)
+    except Exception as error:  # of rows that make no sense, anything may come
+        return Faults(f"{type(error).__name__}: {error}", "")
     finally:
         library.let_go()
 

@@ -17,6 +17,7 @@ import pytest
 from pytest_torchmem.building.compiling import BuildError, find_compiler
 from pytest_torchmem.record.native import compiled_library
 from pytest_torchmem.record.native.choice import Choice
+from pytest_torchmem.record.native.columns import Columns
 from pytest_torchmem.record.native.compiled_library import (
     GPU_OBSERVER,
     OBSERVER,
@@ -213,6 +214,17 @@ def test_a_library_that_sees_nothing_fails_its_test(machine: Machine, tmp_path: 
     made = Choice(print)
     assert made.library is None
     assert made.reasons == ["the recorder failed its test: x + 1 called no operator"]
+
+
+@pytest.mark.usefixtures("library")
+def test_rows_that_make_no_sense_fail_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(_: object) -> object:
+        raise IndexError("row 7 of 5")
+
+    monkeypatch.setattr(Columns, "read", read)
+    made = Choice(print)
+    assert made.library is None
+    assert made.reasons == ["the recorder failed its test: IndexError: row 7 of 5"]
 
 
 def _stub(folder: Path, functions: str) -> Path:
