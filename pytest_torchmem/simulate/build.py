@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.building.cache import unfinished
-from pytest_torchmem.building.compiling import (
+from pytest_torchmem.building.cpp import (
     BuildError,
     compile_sources,
     find_compiler,

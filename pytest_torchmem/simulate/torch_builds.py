@@ -20,7 +20,7 @@ from typing import Final
 from packaging.requirements import Requirement
 
 from pytest_torchmem.building.cache import cache_root, digest, make_once
-from pytest_torchmem.building.compiling import BuildError
+from pytest_torchmem.building.cpp import BuildError
 from pytest_torchmem.simulate.build import (
     LIBRARY,
     SOURCES,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from pytest_torchmem.building.compiling import BuildError
+from pytest_torchmem.building.cpp import BuildError
 from pytest_torchmem.record.native.compiled_library import (
     GPU_OBSERVER,
     OBSERVER,

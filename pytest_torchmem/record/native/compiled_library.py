@@ -20,7 +20,7 @@ from typing import Final
 from packaging.version import Version
 
 from pytest_torchmem.building.cache import cache_root, digest, make_once, unfinished
-from pytest_torchmem.building.compiling import (
+from pytest_torchmem.building.cpp import (
     BuildError,
     compile_sources,
     find_compiler,

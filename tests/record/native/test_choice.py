@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.building.compiling import BuildError, find_compiler
+from pytest_torchmem.building.cpp import BuildError, find_compiler
 from pytest_torchmem.record.native import compiled_library
 from pytest_torchmem.record.native.choice import Choice
 from pytest_torchmem.record.native.columns import Columns

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.building import compiling
-from pytest_torchmem.building.compiling import BuildError, compile_sources, find_compiler
+from pytest_torchmem.building import cpp
+from pytest_torchmem.building.cpp import BuildError, compile_sources, find_compiler
 
 
 def test_no_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,12 +49,12 @@ def test_all_sources_are_compiled(tmp_path: Path) -> None:
 
 def test_a_compiler_that_cannot_be_started_is_told(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"g\+\+ could not be started"):
-        compiling.run_compiler(tmp_path / "g++")
+        cpp.run_compiler(tmp_path / "g++")
 
 
 def test_the_strings_are_those_of_torch(tmp_path: Path) -> None:
     settings = tmp_path / "share" / "cmake" / "Torch"
     settings.mkdir(parents=True)
-    assert compiling.options_of_torch(tmp_path) == []
+    assert cpp.options_of_torch(tmp_path) == []
     (settings / "TorchConfig.cmake").write_text('set(FLAGS "-D_GLIBCXX_USE_CXX11_ABI=0")\n')
-    assert compiling.options_of_torch(tmp_path) == ["-D_GLIBCXX_USE_CXX11_ABI=0"]
+    assert cpp.options_of_torch(tmp_path) == ["-D_GLIBCXX_USE_CXX11_ABI=0"]
