@@ -150,6 +150,7 @@ NIGHTLY: tuple[str, ...] = (
     "tests/record/test_cuts.py::test_nobody_can_tell_where_a_body_was_cut[statements-recompute]",
     "tests/record/test_cuts.py::test_nobody_can_tell_where_a_body_was_cut[statements-train]",
     "tests/record/test_undisturbed_peaks.py",
+    "tests/record/native/test_choice.py::test_a_real_compiler_builds_one_that_works",
     "tests/record/undisturbed/test_programs.py::test_a_program_ends_as_without_a_measurement[nightly",
     "tests/store/test_baseline_scale.py",
     "tests/stress/",

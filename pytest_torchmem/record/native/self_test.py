@@ -53,6 +53,8 @@ def tried(library: Library) -> Faults:
         memory = _wrong_memory(tables, columns, numbers.untyped_storage().data_ptr())
         stacks = memory or _wrong_stack(tables, columns, _calls(frame, line))
         return Faults(memory, stacks)
+    except Exception as error:  # of rows that make no sense, anything may come
+        return Faults(f"{type(error).__name__}: {error}", "")
     finally:
         library.let_go()
 
@@ -70,7 +72,7 @@ def _wrong_memory(tables: Tables, columns: RowReader, input_address: int) -> str
     found = (mentioned["ptr"] == input_address) & (mentioned["role"] == Role.OPERATOR_INPUT)
     if mentioned["size_bytes"][found].tolist() != [12]:
         return "the input of aten::add was not seen"
-    return _wrong_allocations(tables.allocations, events)
+    return _wrong_allocations(np.array(tables.allocations), np.array(events))
 
 
 def _wrong_allocations(allocations: Table, events: Table) -> str:

@@ -6,7 +6,7 @@ import ctypes
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from types import FrameType
@@ -17,8 +17,8 @@ from torch import nn
 
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.native.choice import Choice
-from pytest_torchmem.record.native.library import Library
 from pytest_torchmem.record.native.row_reader import RowReader, resolved
+from pytest_torchmem.record.native.library import Library
 from pytest_torchmem.values.trace import EventKind
 
 Call = tuple[str, str, int]
@@ -126,7 +126,7 @@ def test_a_function_is_on_another_line_each_time(stacks: Stacks) -> None:
 
 
 def test_generators(stacks: Stacks) -> None:
-    def numbers(depth: int) -> Iterator[int]:
+    def numbers(depth: int) -> Generator[int, None, None]:
         stacks.look()
         yield 1
         if depth:
@@ -148,7 +148,7 @@ def test_generators(stacks: Stacks) -> None:
 
 def test_coroutines(stacks: Stacks) -> None:
     class Waits:
-        def __await__(self) -> Iterator[None]:
+        def __await__(self) -> Generator[None, None, None]:
             stacks.look()
             yield
             stacks.look()
@@ -162,7 +162,7 @@ def test_coroutines(stacks: Stacks) -> None:
         await inner()
         stacks.look()
 
-    async def items() -> object:
+    async def items() -> AsyncIterator[int]:
         stacks.look()
         yield 1
         await Waits()
@@ -269,9 +269,9 @@ def test_others_look_at_the_frames_meanwhile(library: Library) -> None:
 
     def work() -> None:
         for number in range(300):
-            recursive(stacks, number % 30)
+            recursive(noted, number % 30)
 
-    stacks, columns, interval = Stacks(library.mark), RowReader(library), sys.getswitchinterval()
+    noted, columns, interval = Stacks(library.mark), RowReader(library), sys.getswitchinterval()
     readers = [threading.Thread(target=read_all) for _ in range(2)]
     workers = [threading.Thread(target=work) for _ in range(3)]
     library.prepare()
@@ -289,8 +289,8 @@ def test_others_look_at_the_frames_meanwhile(library: Library) -> None:
         for thread in readers:
             thread.join()
     try:
-        assert len(stacks.expected) == 3 * sum(2 * (n % 30 + 1) for n in range(300))
-        assert wrong(stacks, columns)[:3] == []
+        assert len(noted.expected) == 3 * sum(2 * (n % 30 + 1) for n in range(300))
+        assert wrong(noted, columns)[:3] == []
     finally:
         library.let_go()
 

@@ -17,6 +17,7 @@ import pytest
 from pytest_torchmem.building.cpp import BuildError, find_compiler
 from pytest_torchmem.record.native import compiled_library
 from pytest_torchmem.record.native.choice import Choice
+from pytest_torchmem.record.native.columns import Columns
 from pytest_torchmem.record.native.compiled_library import (
     GPU_OBSERVER,
     OBSERVER,
@@ -215,11 +216,22 @@ def test_a_library_that_sees_nothing_fails_its_test(machine: Machine, tmp_path: 
     assert made.reasons == ["the recorder failed its test: x + 1 called no operator"]
 
 
+@pytest.mark.usefixtures("library")
+def test_rows_that_make_no_sense_fail_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(_: object) -> object:
+        raise IndexError("row 7 of 5")
+
+    monkeypatch.setattr(Columns, "read", read)
+    made = Choice(print)
+    assert made.library is None
+    assert made.reasons == ["the recorder failed its test: IndexError: row 7 of 5"]
+
+
 def _stub(folder: Path, functions: str) -> Path:
     source, out = folder / "stub.c", folder / "stub.so"
     source.write_text(functions)
-    command = [*find_compiler_of_session(), "-x", "c", "-shared", "-fPIC", source, "-o", out]
-    subprocess.run(command, env={"PATH": _PATH}, check=True)
+    command = [*find_compiler_of_session(), "-x", "c", "-shared", "-fPIC"]
+    subprocess.run([*command, source, "-o", out], env={"PATH": _PATH}, check=True)
     return out
 
 
