@@ -17,8 +17,8 @@ from torch import nn
 
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.native.choice import Choice
-from pytest_torchmem.record.native.row_reader import RowReader, resolved
 from pytest_torchmem.record.native.library import Library
+from pytest_torchmem.record.native.row_reader import RowReader, resolved
 from pytest_torchmem.values.trace import EventKind
 
 Call = tuple[str, str, int]

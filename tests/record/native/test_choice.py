@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pytest_torchmem.record.native.columns import Columns
 
 from pytest_torchmem.building.cpp import BuildError, find_compiler
 from pytest_torchmem.record.native import compiled_library
 from pytest_torchmem.record.native.choice import Choice
-from pytest_torchmem.record.native.columns import Columns
 from pytest_torchmem.record.native.compiled_library import (
     GPU_OBSERVER,
     OBSERVER,

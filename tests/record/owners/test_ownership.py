@@ -6,7 +6,6 @@ import copy
 import io
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
