@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from pytest_torchmem.record.native.columns import Columns
 
 from pytest_torchmem.building.cpp import BuildError, find_compiler
 from pytest_torchmem.record.native import compiled_library
@@ -24,6 +23,7 @@ from pytest_torchmem.record.native.compiled_library import (
     CompiledLibrary,
     Part,
 )
+from pytest_torchmem.record.native.row_reader import RowReader
 
 CHOOSE = """
 import json, torch
@@ -221,7 +221,7 @@ def test_rows_that_make_no_sense_fail_the_test(monkeypatch: pytest.MonkeyPatch) 
     def read(_: object) -> object:
         raise IndexError("row 7 of 5")
 
-    monkeypatch.setattr(Columns, "read", read)
+    monkeypatch.setattr(RowReader, "read", read)
     made = Choice(print)
     assert made.library is None
     assert made.reasons == ["the recorder failed its test: IndexError: row 7 of 5"]
