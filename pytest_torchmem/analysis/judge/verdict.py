@@ -42,6 +42,7 @@ from pytest_torchmem.values.units import format_apart, format_change, format_sha
 
 # A line that made one in so many of the growth is one that made the total grow.
 _EXPLAINS: Final = 4
+_FEW_NOTES: Final = 5
 # Numbers that memory which was left alive unseen would be part of, whatever it is for,
 _MAY_LACK: Final = ("total", Category.UNKNOWN.value, "retained", "net_retained")
 # and those with what another thread holds for a while: it may be of any category.
@@ -88,7 +89,8 @@ def judge_baseline(
     """Compare the peak, each category's own peak and what was retained with a stored entry.
 
     ``code`` says which lines have changed since; it is asked only about what grew, as the stored
-    entry is asked what its numbers were made of.
+    entry is asked what its numbers were made of. Bytes that only count in another category than
+    before are a note: a category grew by what is new in it.
     """
     stored, environment = reference.numbers, reference.environment
     if result.peak.total == 0 and stored.total > 0:
@@ -99,9 +101,23 @@ def judge_baseline(
     sides = _Sides(result, reference, code)
     told_as = f"the baseline{f' for {environment}' if environment else ''} of {{}}"
     numbers = [n for n in stored.changes(Numbers.measured(result)) if n.by_bytes]
+    # What grew first: it says what a category that shrank has lost to another.
+    numbers.sort(key=lambda number: number.by_bytes < 0)
+    moved: list[Difference] = []
     for number in numbers:
         allowed = stored.allowance(number.key, allowance)
         change = allowed.compare(number.after_bytes, number.before_bytes)
+        if change is Change.GROWN:
+            labels = causes.moved_labels(sides.lines(number.key, number.by_bytes))
+            moved += labels
+            without_bytes = number.after_bytes - sum(part.size_bytes for part in labels)
+            if allowed.compare(without_bytes, number.before_bytes) is not Change.GROWN:
+                change = Change.WITHIN
+        elif change is Change.SHRUNK:
+            lost_bytes = sum(p.size_bytes for p in moved if p.was and p.was.value == number.key)
+            with_bytes = number.after_bytes + lost_bytes
+            if allowed.compare(with_bytes, number.before_bytes) is not Change.SHRUNK:
+                change = Change.WITHIN
         changes.add(change)
         if change is Change.GROWN:
             finding = Finding(
@@ -113,6 +129,9 @@ def judge_baseline(
                 allowed=allowed.text_for(number.before_bytes),
             )
             findings.append(_with_cause(finding, result))
+    if moved:
+        notes = dict.fromkeys((*result.notes, *map(causes.label_note, moved[:_FEW_NOTES])))
+        result = replace(result, notes=tuple(notes))
     change, ranked = overall(changes), rank(findings)
     changed, notice = ChangedNumber(TOTAL, stored.total, result.peak.total), ""
     lines: tuple[LineDifference, ...] = ()
@@ -474,7 +493,11 @@ def sentences(verdicts: Iterable[Verdict], name_regions: bool = True) -> tuple[s
         where = verdict.where if name_regions else ""
         for finding in verdict.findings:
             # One cause may count in several categories: scratch at one moment, and kept later.
-            cause = finding.causes[0].told_line if finding.causes else id(finding)
+            cause: object = finding.causes[0].told_line if finding.causes else id(finding)
+            if finding.place and not finding.changed_since:
+                cause = str(finding.place)
+            elif finding.causes and (source := finding.causes[0].source):
+                cause = str(source)
             known = told.setdefault(cause, [])
             same = f"{where}{finding.numbers} (same cause)"
             known.append(same if known else where + finding.shown)

@@ -202,6 +202,7 @@ def summary_lines(
     lines: list[Line] = []
     if detail >= Detail.SHORT:
         lines += _tests_table(run, detail, width, room)
+    lines += [Line(story.sentence, ("red",)) for story in run.stories]
     lines += _changes_lines(run)
     not_measured = ((t.not_measured, t.test) for t in run.tests if t.not_measured)
     results = [(t.test, window.result) for t, window in run.windows]
