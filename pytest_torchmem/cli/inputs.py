@@ -12,7 +12,6 @@ from typing import Final
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.analysis.sampling import sketch
-from pytest_torchmem.report.text.tables import one_line
 from pytest_torchmem.report.viewers.memory_viz import pickled
 from pytest_torchmem.report.viewers.perfetto import chrome_trace
 from pytest_torchmem.store.baseline_file import read_any
@@ -23,7 +22,7 @@ from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import BaselineError, ReportError
 from pytest_torchmem.values.json_values import open_file
 from pytest_torchmem.values.measured import MeasuredTest, Window, unjudged
-from pytest_torchmem.values.units import format_size
+from pytest_torchmem.values.units import format_size, one_line
 
 _BASELINE_FOLDER: Final = "__torchmem__"
 _RESULTS: Final = KIND.encode()

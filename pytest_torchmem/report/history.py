@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from html import escape
 from importlib import resources
 from typing import Final
 
-from pytest_torchmem.report.text.tables import aligned, one_line
+from pytest_torchmem.report.page.svg import escaped
+from pytest_torchmem.report.text.tables import aligned
 from pytest_torchmem.store.acceptances import Acceptance
 from pytest_torchmem.values.baseline import TOTAL, Change
-from pytest_torchmem.values.units import format_change, format_share, format_size
+from pytest_torchmem.values.units import format_change, format_share, format_size, one_line
 
 ROWS: Final = 30
 """The latest changes that the table of all tests shows."""
@@ -66,7 +66,7 @@ def history_plots(history: Sequence[Acceptance], plain: bool) -> list[str]:
             bar = ("#" if plain else "█") * round(_BAR * i.after_bytes / largest)
             rows.append([i.date, _size(i), bar, change_text(i), i.author, i.commit, i.subject])
         headers = ["date", "peak", "", "change", "who", "commit", ""]
-        title = f"{one_line(test)} on {environment}"
+        title = one_line(f"{test} on {environment}")
         lines += ["", title, *aligned(rows, headers, "lrlr")]
     return lines[1:]
 
@@ -109,7 +109,8 @@ def history_page(history: Sequence[Acceptance]) -> str:
     assets = resources.files("pytest_torchmem.report").joinpath("assets")
     css = assets.joinpath("page.css").read_text("utf-8")
     sections = [
-        f"<section><h2>{escape(test)} <small>on {escape(environment)}</small></h2>\n{_plot(items)}"
+        f"<section><h2>{escaped(test)} <small>on {escaped(environment)}</small></h2>\n"
+        f"{_plot(items)}"
         "<table><thead><tr><th>date<th class=number>peak<th class=number>change<th>who<th>commit"
         f"<th></thead>\n{''.join(map(_row, reversed(items)))}</table></section>\n"
         for (test, environment), items in sorted(by_test(history).items())
@@ -124,10 +125,10 @@ def history_page(history: Sequence[Acceptance]) -> str:
 
 def _row(item: Acceptance) -> str:
     size = "" if item.change is Change.UNUSED else format_size(item.after_bytes)
-    numbers = "".join(f"<td class=number>{escape(t)}" for t in (size, change_text(item)))
+    numbers = "".join(f"<td class=number>{escaped(t)}" for t in (size, change_text(item)))
     return (
-        f"<tr><td>{escape(item.date)}{numbers}<td>{escape(item.author)}"
-        f"<td class=code>{escape(item.commit)}<td>{escape(item.subject)}</tr>\n"
+        f"<tr><td>{escaped(item.date)}{numbers}<td>{escaped(item.author)}"
+        f"<td class=code>{escaped(item.commit)}<td>{escaped(item.subject)}</tr>\n"
     )
 
 
@@ -152,7 +153,7 @@ def _plot(items: Sequence[Acceptance]) -> str:
         path += f"H{x + step:.1f}"
         drawn = True
         told = f"{item.date}: {format_size(item.after_bytes)}, {item.author}"
-        dots += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escape(told)}</title></circle>'
+        dots += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escaped(told)}</title></circle>'
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="accepted peaks over time">'
         f'<text x="0" y="18">{format_size(largest)}</text><text x="0" y="{_HEIGHT - 6}">0 B</text>'

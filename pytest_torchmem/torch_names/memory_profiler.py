@@ -27,12 +27,12 @@ import torch
 from pytest_torchmem.analysis.torch_view.torch_labels import TorchLabels
 from pytest_torchmem.analysis.torch_view.torch_timeline import Action, in_snapshot
 from pytest_torchmem.measuring.export import write_json, write_timeline_page
+from pytest_torchmem.record.profiled.mentions import InputShapes, Signature
+from pytest_torchmem.record.recorded_tables import StringTable
 from pytest_torchmem.record.torch_api import dispatcher, profiler
-from pytest_torchmem.record.tree.growing_tables import StringTable
-from pytest_torchmem.record.tree.mentions import InputShapes, Signature
 from pytest_torchmem.torch_names.tree_events import OpTreeView, TreeEvent, get_scopes
 from pytest_torchmem.torch_names.utils import traverse_dfs
-from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.contributors import Category as _OurCategory
 from pytest_torchmem.values.trace import LETTERS, Role, Scope, Trace
 from pytest_torchmem.values.units import Device
 
@@ -69,7 +69,7 @@ class TorchCategory(Enum):
     OPTIMIZER_STATE = auto()
 
 
-_CATEGORIES: Final = tuple(TorchCategory.__members__.get(c.name) for c in Category)
+_CATEGORIES: Final = tuple(TorchCategory.__members__.get(c.name) for c in _OurCategory)
 _NEEDED: Final = ("record_shapes", "profile_memory", "with_stack")
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
 _KEEPING: Final = ("aten::detach", "aten::add_")
@@ -488,7 +488,7 @@ class MemoryProfileView:
 class TorchTree:
     """The events of a finished profile as torch has them, with every call of Python."""
 
-    def __init__(self, result: object) -> None:
+    def __init__(self, result: Any) -> None:
         inner = getattr(result, "profiler", result)
         self.roots: list[Any] = getattr(inner, "kineto_results", inner).experimental_event_tree()
 
@@ -543,7 +543,7 @@ class MemoryProfileTimeline:
         write_timeline_page(Path(path), self._columns.timeline(device), title or name)
 
 
-Category = TorchCategory  # type: ignore[assignment,misc] # the name in torch
+Category = TorchCategory
 Key = DeviceKey
 MemoryProfile = MemoryProfileView
 OpTree = OpTreeView

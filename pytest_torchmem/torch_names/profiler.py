@@ -203,7 +203,7 @@ class AnsweredProfile(_Answers, torch.profiler.profile):
         if self.acc_events:
             self._cycles.append(read_events(self))
 
-    def _memory_profile(self) -> _memory_profiler.MemoryProfile:
+    def _memory_profile(self) -> Any:
         return _memory_profiler.MemoryProfile(self)
 
     def export_memory_timeline(self, path: str, device: Device | None = None) -> None:

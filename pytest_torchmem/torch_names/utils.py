@@ -23,7 +23,7 @@ from pytest_torchmem.analysis.events.device_queue import Intervals
 from pytest_torchmem.analysis.events.metrics import find_metrics
 from pytest_torchmem.analysis.events.metrics import rank_events as _ranked
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
-from pytest_torchmem.record.tree.from_profiler import kind_by_name
+from pytest_torchmem.record.profiled.from_profiler import kind_by_name
 from pytest_torchmem.values.trace import (
     DEVICE_EVENT,
     EVENT,

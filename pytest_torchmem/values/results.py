@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pytest_torchmem.values import json_values
 from pytest_torchmem.values.contributors import CategoryBytes, Contributor
 from pytest_torchmem.values.json_values import SIGNED, Json, JsonFields
-from pytest_torchmem.values.units import between
+from pytest_torchmem.values.units import between, printable
 
 
 class Level(enum.Enum):
@@ -118,6 +118,9 @@ class Holder(JsonFields):
     count: int
     fate: Fate
     by: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by", printable(self.by))
 
     def __str__(self) -> str:
         fate = str(self.fate.value)

@@ -272,3 +272,22 @@ def resolve_device(device: object, there: Sequence[str], place: str) -> str:
         raise DeviceError(f"{place} has {len(found)} devices called {name}: {', '.join(found)}")
     seen = ", ".join(there) or "none"
     raise DeviceError(f"{place} has no memory on {name!r}; it has: {seen}")
+
+
+_CONTROL: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Characters that tell a terminal to do something, or turn the order of others around, and halves
+of characters, which it cannot show."""
+
+
+def printable(name: str) -> str:
+    """Return a name of a program in which control characters are their escapes."""
+    if name.isprintable():
+        return name
+    return _CONTROL.sub(lambda found: repr(found.group())[1:-1], name)
+
+
+def one_line(text: str) -> str:
+    """Return text on one line; control characters become their escapes."""
+    return text if text.isprintable() else printable(" ".join(text.splitlines()))

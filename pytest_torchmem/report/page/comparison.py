@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from html import escape
 from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import Comparison
 from pytest_torchmem.report.page.html import plain_table, tests_page, window_json
-from pytest_torchmem.report.page.svg import LineKind, Mark
+from pytest_torchmem.report.page.svg import LineKind, Mark, escaped
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.measured import Window
@@ -67,7 +66,7 @@ def comparison_page(before: str, after: str, tests: Sequence[ComparedTest], rema
     plain = (
         f"<td>{test.comparison.change.value}</td>"
         f'<td class="number">{format_change(test.comparison.size_bytes)}</td>'
-        f"<td>{escape(test.name)}<br>{escape('; '.join(test.causes))}</td>"
+        f"<td>{escaped(test.name)}<br>{escaped('; '.join(test.causes))}</td>"
         for test in tests
     )
     return tests_page(head, contents, plain_table(("change", "bytes", "test"), plain))

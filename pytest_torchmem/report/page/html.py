@@ -10,13 +10,12 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from html import escape
 from importlib import resources
 from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import lines_of
 from pytest_torchmem.analysis.judge.holders import holders_title
-from pytest_torchmem.report.page.svg import COLOURS, marks_of
+from pytest_torchmem.report.page.svg import COLOURS, escaped, marks_of
 from pytest_torchmem.report.text.tables import composition, line_place, line_word, unlisted_lines
 from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.contributors import Category, CategoryBytes
@@ -96,7 +95,7 @@ def tests_page(
 def picture_page(picture: Picture, title: str) -> str:
     """Return the page of one timeline that belongs to no test."""
     if not picture.times_ns:
-        return f"<!doctype html><title>{escape(title)}</title><p>Nothing was recorded.</p>\n"
+        return f"<!doctype html><title>{escaped(title)}</title><p>Nothing was recorded.</p>\n"
     name = f"Memory timeline: {title}"
     head = {
         "title": name,
@@ -132,7 +131,7 @@ def page_text(title: str, blocks: Sequence[tuple[str, str]], plain: str) -> str:
     folder = resources.files("pytest_torchmem.report") / "assets"
     files = {file.name.replace(".", "_"): file.read_text("utf-8") for file in folder.iterdir()}
     page = files.pop("page_html")
-    return page.format(title=escape(title), table=plain, data=data, **files)
+    return page.format(title=escaped(title), table=plain, data=data, **files)
 
 
 def embedded(value: object) -> str:
@@ -248,10 +247,10 @@ def _remarks(window: Window) -> list[str]:
 
 def _plain_table(tests: Sequence[MeasuredTest]) -> str:
     rows = [
-        f"<td>{escape(test.status)}</td>"
+        f"<td>{escaped(test.status)}</td>"
         f'<td class="number">{test.body.peak_text if test.body else ""}</td>'
-        f"<td>{escape(test.standing)}</td>"
-        f"<td>{escape(test.test)}<br>{escape(test.sentence)}</td>"
+        f"<td>{escaped(test.standing)}</td>"
+        f"<td>{escaped(test.test)}<br>{escaped(test.sentence)}</td>"
         for test in tests[:_PLAIN_ROWS]
     ]
     more = len(tests) - _PLAIN_ROWS

@@ -11,7 +11,7 @@ from pytest_torchmem.analysis.judge.differences import lines_of
 from pytest_torchmem.report.text.tables import composition, left_out, line_place, unlisted_lines
 from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.measured import MeasuredTest, Window
-from pytest_torchmem.values.units import format_change, format_size
+from pytest_torchmem.values.units import format_change, format_size, one_line
 
 MARKER: Final = "<!-- pytest-torchmem -->"
 """The first line: a bot finds its own comment by it and replaces it."""
@@ -137,7 +137,7 @@ def _details(test: MeasuredTest) -> str:
         lines += list(_causes(window))
     for text in filter(None, (test.problem, test.raised, test.not_measured)):
         lines.append(f"- {_text(text)}")
-    name = escape(" ".join(test.test.split()), quote=False)
+    name = escape(one_line(" ".join(test.test.split())), quote=False)
     head = f"<details><summary><code>{name}</code></summary>"
     lines = lines or ["- it failed for another reason than its memory"]
     return "\n".join([head, "", *lines, "", "</details>"])
@@ -173,17 +173,17 @@ def _retained(window: Window) -> str:
 
 def _text(text: str) -> str:
     """Text in which nothing is markup: no tags, tables, links, mentions or references."""
-    one_line = " ".join(text.split())
-    escaped = re.sub(r"([\\`*_{}\[\]|#~$])", r"\\\1", one_line)
+    line = one_line(" ".join(text.split()))
+    escaped = re.sub(r"([\\`*_{}\[\]|#~$])", r"\\\1", line)
     return escape(escaped, quote=False).replace("@", "@<!-- -->")
 
 
 def _code(text: str) -> str:
     """Text as code, in a fence longer than any run of backticks in it."""
-    one_line = " ".join(text.split()).replace("|", "\\|")
-    if not one_line:
+    line = one_line(" ".join(text.split())).replace("|", "\\|")
+    if not line:
         return ""
-    longest = max((len(run) for run in re.findall("`+", one_line)), default=0)
+    longest = max((len(run) for run in re.findall("`+", line)), default=0)
     fence = "`" * (longest + 1)
     space = " " if longest else ""
-    return f"{fence}{space}{one_line}{space}{fence}"
+    return f"{fence}{space}{line}{space}{fence}"

@@ -6,7 +6,7 @@ import enum
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -25,7 +25,7 @@ from pytest_torchmem.values.measured import (
     Window,
 )
 from pytest_torchmem.values.results import Fate, Holder
-from pytest_torchmem.values.units import counted, format_change, format_size
+from pytest_torchmem.values.units import counted, format_change, format_size, one_line
 
 _NARROW: Final = 100
 _SLIM: Final = 60
@@ -99,7 +99,7 @@ def failure_text(
     elif FindingKind.NO_BASELINE in kinds:
         renamed = "if it was renamed, a run of its whole module takes the baseline along"
         lines += ["", "store one with", f"    {command}", renamed]
-    return "\n".join(lines)
+    return "\n".join(map(tables.log_line, lines))
 
 
 def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str]:
@@ -210,7 +210,8 @@ def summary_lines(
     if detail is not Detail.PROBLEMS and run.tests:
         lines.append(Line(_counts(run)))
         lines += _missing_lines(run, stored_by, renamed)
-    return lines + [Line(problem, ("red",)) for problem in run.problems]
+    lines += [Line(problem, ("red",)) for problem in run.problems]
+    return [replace(line, text=tables.log_line(line.text)) for line in lines]
 
 
 def _tests_table(run: RunReport, detail: Detail, width: int, room: int) -> list[Line]:
@@ -278,7 +279,7 @@ def _importance(pair: tuple[MeasuredTest, Window]) -> tuple[bool, int, int, str]
 
 def _window_name(measured: MeasuredTest, window: Window) -> str:
     name = f"{measured.test}::{window.result.name}" if window.result.name else measured.test
-    return tables.one_line(name)
+    return one_line(name)
 
 
 def _shortened(name: str, width: int) -> str:
@@ -334,7 +335,7 @@ def _grouped_lines(heading: str, pairs: Iterable[tuple[str, str]]) -> list[Line]
     """Return a line for each text among (text, test), with the first few of its tests."""
     tests_of: dict[str, list[str]] = {}
     for text, test in dict.fromkeys(pairs):  # a test and its regions say a thing once
-        tests_of.setdefault(text, []).append(tables.one_line(test))
+        tests_of.setdefault(text, []).append(one_line(test))
     lines = []
     for text, tests in tests_of.items():
         names = ", ".join(tests[:3]) + (f" and {len(tests) - 3} more" if tests[3:] else "")

@@ -294,7 +294,7 @@ def test_a_command_is_one_line_whatever_is_in_it():
     test = report_of("test_a,b:c\nd", window("a", Change.GROWN, "50 %\r\n::warning::x"))
     (command,) = error_commands(RunReport((test,)))
     assert command.splitlines() == [command]
-    assert "title=memory grown%3A test_a%2Cb%3Ac%0Ad::50 %25%0D%0A::warning::x" in command
+    assert "title=memory grown%3A test_a%2Cb%3Ac%0Ad::50 %25%0A::warning::x" in command
 
 
 def test_an_annotation_s_title_has_the_whole_name_of_its_test():
