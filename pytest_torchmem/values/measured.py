@@ -218,6 +218,11 @@ class MeasuredTest(JsonFields):
         return expected + text if text else self.not_measured
 
     @property
+    def cause(self) -> CodeLines | None:
+        """The lines that its first failure blames; None where none are known."""
+        return next((window.place for window in self.failed_windows), None)
+
+    @property
     def peak_bytes(self) -> int:
         """The peak of `body`; 0 where nothing was measured."""
         return self.body.result.peak.total if self.body else 0

@@ -170,6 +170,9 @@
     make("div", { class: "head" }, make("h1", {}, run.title), scheme()),
     make("div", { class: "facts" }, run.facts.map(([name, value]) =>
       make("span", {}, `${name} `, make("b", {}, value)))));
+  if (run.stories.length) {
+    page.append(make("ul", { class: "sentences stories" }, run.stories.map((s) => make("li", {}, s))));
+  }
   if (run.problems.length) {
     page.append(make("div", { class: "problems", role: "alert" }, run.problems.map((p) => make("p", {}, p))));
   }

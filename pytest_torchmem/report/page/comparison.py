@@ -61,6 +61,7 @@ def comparison_page(before: str, after: str, tests: Sequence[ComparedTest], rema
         "counts": {change.value: found[change] for change in ORDER if found[change]},
         "tests": [_row(test, order, before, after) for order, test in enumerate(tests)],
         "problems": [remark] if remark else [],
+        "stories": [],
     }
     contents = [partial(_content, test, before, after) for test in tests]
     plain = (

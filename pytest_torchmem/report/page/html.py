@@ -69,6 +69,7 @@ def run_page(run: RunReport, title: str = "Memory of PyTorch tests") -> str:
         "counts": run.counts(),
         "tests": rows,
         "problems": list(run.problems),
+        "stories": [story.sentence for story in run.stories],
     }
     return tests_page(head, [partial(_content, test) for test in ranked], _plain_table(ranked))
 
@@ -97,6 +98,7 @@ def picture_page(picture: Picture, title: str) -> str:
         "title": name,
         "facts": [],
         "problems": [],
+        "stories": [],
         "categories": categories_json(),
         "single": "torchmem-timeline",
     }
