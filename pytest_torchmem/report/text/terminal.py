@@ -260,7 +260,7 @@ def _wide_table(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> lis
         result = window.result
         name = _shortened(_window_name(measured, window), _TEST_WIDTH if wide else width // 2)
         biggest = [tables.largest(result.peak.at_peak, 2)] if wide else []
-        retained = format_size(result.retained.total) if window.retained_known else ""
+        retained = format_size(result.retained.total)
         rows.append([name, window.peak_text, *biggest, retained, measured.status_of(window)])
     head, *lines = tables.aligned(rows, headers, "lrlr" if wide else "lrr")
     styles = (_styles(measured, window) for measured, window in shown)
