@@ -36,8 +36,8 @@ from torch.profiler._memory_profiler import MemoryProfile, MemoryProfileTimeline
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
 from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.analysis.torch_view.torch_timeline import TorchMemoryProfile
+from pytest_torchmem.record.profiled.from_profiler import trace_of
 from pytest_torchmem.record.torch_api import profiler
-from pytest_torchmem.record.tree.from_profiler import trace_of
 
 GOAL = 15.0
 #: Layers of the model, and training steps: some 10,000 events, 19,000, 150,000 and a million.

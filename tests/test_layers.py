@@ -19,8 +19,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "pytest_torchmem"
 ALLOWED = {
     "contexts": set(),
     "values": {"contexts"},
-    "simulate": {"values", "contexts"},
-    "record": {"values", "contexts"},
+    "building": set(),
+    "simulate": {"values", "contexts", "building"},
+    "record": {"values", "contexts", "building"},
     "analysis": {"values", "contexts"},
     "store": {"values", "contexts", "analysis"},
     "report": {"values", "contexts", "analysis", "store"},

@@ -36,7 +36,7 @@ def trace_in(profile: object, device: str | None = None, *, whole: bool = False)
     """Return a `Trace` as it is, or that of a finished profile; see `trace_of`."""
     if isinstance(profile, Trace):
         return profile
-    from pytest_torchmem.record.tree.from_profiler import trace_of  # reading needs no torch
+    from pytest_torchmem.record.profiled.from_profiler import trace_of  # reading needs no torch
 
     return trace_of(profile, device, whole)
 

@@ -74,7 +74,7 @@ def export_memory_timeline(
         raise ReportError(
             f"{name}: a memory timeline is written as {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}"
         )
-    from pytest_torchmem.record.tree.from_profiler import default_device
+    from pytest_torchmem.record.profiled.from_profiler import default_device
 
     device = device or default_device()
     data = _timeline_as(name, trace_in(profile, device), device, labels)

@@ -33,7 +33,7 @@ from pytest_torchmem.plugin.item.reachable import reached_by
 from pytest_torchmem.plugin.item.sending import COUNTED_OUT_OF_MEMORY, Sender
 from pytest_torchmem.plugin.options.marker import Asked, can_rerun
 from pytest_torchmem.plugin.options.option_table import uses_fixture
-from pytest_torchmem.plugin.options.settings import LevelChoice, Run
+from pytest_torchmem.plugin.options.settings import Run
 from pytest_torchmem.plugin.run.workers import baseline_nodeid
 from pytest_torchmem.store.baselines import entry_key, portable
 from pytest_torchmem.values.baseline import Allowance
@@ -44,7 +44,7 @@ from pytest_torchmem.values.errors import (
     is_torchmem_error,
 )
 from pytest_torchmem.values.findings import COUNTERS, words
-from pytest_torchmem.values.results import Level, Result
+from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
     from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
@@ -153,38 +153,8 @@ class Body:
         self.state, self._problem = State.UNMEASURED, RecordingError(OFF)
 
     def begin(self) -> None:
-        """Begin to measure, at the lowest level that may answer all that is asked."""
-        level = self._level()
-        if level is Level.FULL:
-            self.start()
-            return
-        from pytest_torchmem.measuring.counted import CounterMeasurement
-
-        counters = CounterMeasurement(self.device, level, empties_cache=self._empties_cache)
-        self._counted = CountedRun(counters)
-        counters.start()
-        self.state = State.COUNTING
-
-    def _level(self) -> Level:
-        """Return the lowest level that may answer all that is asked."""
-        settings, limits = self._run.settings, self.asked.limits
-        if (
-            settings.level is LevelChoice.FULL
-            or self.device == "cpu"
-            or not limits
-            or self.asked.baseline
-            or settings.reports
-            or self.asked.collect
-            or settings.known_holders
-            or uses_fixture(self._item)
-            or not can_rerun(self._item)
-        ):
-            return Level.FULL
-        if _COUNTED.issuperset(limits):
-            return Level.COUNTERS
-        # Of accelerators other than CUDA's only the counters can be read.
-        has_history = self.device.partition(":")[0] == "cuda"
-        return Level.EVENTS if has_history and _IN_HISTORY.issuperset(limits) else Level.FULL
+        """Begin to measure."""
+        self.start()
 
     def start(self) -> bool:
         """Begin to record, and return whether that is possible; else the body runs unmeasured."""

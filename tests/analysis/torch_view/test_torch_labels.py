@@ -18,7 +18,7 @@ from benchmarks.workloads_models import all_workloads
 from pytest_torchmem import TorchmemError, analyze, export_memory_timeline
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
 from pytest_torchmem.analysis.torch_view.torch_timeline import TorchMemoryProfile
-from pytest_torchmem.record.tree.from_profiler import trace_of
+from pytest_torchmem.record.profiled.from_profiler import trace_of
 from pytest_torchmem.values.errors import ReportError
 
 

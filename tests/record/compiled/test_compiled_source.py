@@ -14,9 +14,9 @@ from torch import nn
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.contexts import gc_paused
+from pytest_torchmem.record.profiled.from_profiler import trace_of
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import compiler
-from pytest_torchmem.record.tree.from_profiler import trace_of
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.contributors import Contributor, Phase
 from tests.measured import profile_of
