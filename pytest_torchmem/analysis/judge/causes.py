@@ -259,10 +259,26 @@ def lost_by_origin(now: Iterable[Contributor], then: Iterable[Contributor]) -> L
 
 def tell_labels(growths: Iterable[Difference], lost: LostByOrigin) -> list[Difference]:
     """Return a category's growth, with RELABELLED for what another category has lost."""
-    told = []
+    told, left = [], {origin: dict(gone) for origin, gone in lost.items()}
     for growth in growths:
-        of_origin = lost.get(origin_of(growth.contributor), {}).items()
-        others = (pair for pair in of_origin if pair[0] is not growth.contributor.category)
-        was = next((category for category, gone in others if gone >= growth.size_bytes), None)
-        told.append(replace(growth, kind=DifferenceKind.RELABELLED, was=was) if was else growth)
+        of_origin = left.get(origin_of(growth.contributor), {})
+        others = (pair for pair in of_origin.items() if pair[0] is not growth.contributor.category)
+        was = next((c for c, gone in others if gone >= growth.size_bytes > 0), None)
+        if was is None:
+            told.append(growth)
+        else:
+            of_origin[was] -= growth.size_bytes
+            told.append(replace(growth, kind=DifferenceKind.RELABELLED, was=was))
     return told
+
+
+def moved_labels(lines: Iterable[LineDifference]) -> list[Difference]:
+    """Return what only counts in another category than before."""
+    parts = (part for line in lines for part in line.parts)
+    return [part for part in parts if part.kind is DifferenceKind.RELABELLED]
+
+
+def label_note(part: Difference) -> str:
+    """Return ``1.0 MiB of input from aten::zeros at cache.py:8 counted as temporary before``."""
+    was = words(part.was.value) if part.was else ""
+    return f"{format_size(part.size_bytes)} {origin(part.contributor)} counted as {was} before"

@@ -49,13 +49,6 @@ class SummaryKind(enum.Enum):
     OFF = "off"
 
 
-class LevelChoice(enum.Enum):
-    """The rule by which a body gets the level at which it is measured."""
-
-    AUTO = "auto"
-    FULL = "full"
-
-
 class Mode(enum.Enum):
     """Whether tests are measured."""
 
@@ -117,7 +110,6 @@ class Settings:
     follows_renames: bool = True
     fallbacks: tuple[str, ...] = ()
     fail_shrunk: bool = False
-    level: LevelChoice = LevelChoice.AUTO
     baseline_all_bytes: int = 0
     known_holders: tuple[KnownHolder, ...] = ()
     off: bool = False
@@ -218,7 +210,6 @@ def read_settings(config: pytest.Config) -> Settings:
         accepted=accepted if values.flag("update-baseline") else frozenset(),
         require_baseline=values.flag("require-baseline") or ci,
         strict=values.flag("strict") or ci,
-        level=values.parsed("level", _choice(LevelChoice)),
         baseline_dir=config.rootpath / folder if folder else None,
         summary=values.parsed("summary", _choice(SummaryKind)),
         report_paths=reports,

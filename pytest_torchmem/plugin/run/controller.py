@@ -39,6 +39,7 @@ from pytest_torchmem.store.baselines import changed_text
 from pytest_torchmem.store.run_reports import RunReport, checked_out, stamped
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, DeviceError, ReportError
+from pytest_torchmem.values.findings import CodeLines
 from pytest_torchmem.values.measured import MeasuredTest, Rank
 
 _WHOLE: Final = (
@@ -97,14 +98,17 @@ class Collector:
         self._lines: list[str] = []
         self._ended: set[str] = set()
         self._cut_short = False
+        self._told: dict[CodeLines, str] = {}
         self._renamed: set[tuple[Path, str]] = set()
 
     def add_problem(self, sentence: str) -> None:
         self.summary += RunReport(problems=(sentence,))
 
-    @pytest.hookimpl
+    # Before those that show or write the report.
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test = workers.reported_nodeid(report, self.config)
+        self._tell_once(test, report)
         if report.when == "teardown":
             self._ended.add(test)
         if report.when == "setup" or test not in self._attempts:
@@ -113,6 +117,22 @@ class Collector:
         needs_none = report.passed and not workers.has_measured(report)
         with contextlib.nullcontext() if needs_none else self.run.originals.back():
             self._attempts[test].note(report)
+
+    def _tell_once(self, test: str, report: pytest.TestReport) -> None:
+        """Cut a failure whose cause another test's failure has told whole to its numbers."""
+        failure = workers.failure_of(report)
+        traceback = getattr(report.longrepr, "reprtraceback", None)
+        if failure is None or traceback is None or traceback.style != "value":
+            return
+        cause, sentence = failure
+        first = self._told.setdefault(cause, test)
+        if first == test or self.config.option.verbose > 1 or not traceback.reprentries:
+            return
+        numbers = sentence.partition(": ")[0]
+        name = typed_nodeid(self.config, first)
+        # In place: what xdist sends has the same objects a second time.
+        traceback.reprentries[0].lines[:] = [f"{numbers}, by {cause} as in {name}"]
+        del traceback.reprentries[1:]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object, error: object) -> None:

@@ -61,6 +61,7 @@ def comparison_page(before: str, after: str, tests: Sequence[ComparedTest], rema
         "counts": {change.value: found[change] for change in ORDER if found[change]},
         "tests": [_row(test, order, before, after) for order, test in enumerate(tests)],
         "problems": [remark] if remark else [],
+        "stories": [],
     }
     contents = [partial(_content, test, before, after) for test in tests]
     plain = (
@@ -87,7 +88,6 @@ def _row(test: ComparedTest, order: int, before: str, after: str) -> dict[str, J
         "device": test.environment,
         "measured": True,
         "estimated": any(w.result.estimated for w in (test.before, test.after) if w),
-        "bound": False,
         "window": "",
         "peak": entry.total,
         "at_peak": entry.at_peak.to_json(),

@@ -118,9 +118,9 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
             total = f"{estimated}{format_size(size_bytes)} on {result.device}"
             lines += ["", f"{words(category.value)} at its own peak{of_region}, {total}:"]
             lines += tables.live_table(live, width, size_bytes)
-    # What grew is told below, line by line.
-    compared = {f.key for f in verdict.findings if f.lines} if verdict.lines else set()
-    if result.peak.live and keys.difference(compared, (c.value for c in limited)):
+    # What grew is told below, line by line, and so is what is left behind.
+    told = {f.key for f in verdict.findings if f.lines} if verdict.lines else set()
+    if result.peak.live and keys.difference(told, RETAINED, (c.value for c in limited)):
         total = f"{estimated}{format_size(result.peak.total)} on {result.device}"
         lines += ["", f"live at the peak{of_region}, {total}:"]
         lines += tables.live_table(result.peak.live, width, result.peak.total)
@@ -135,7 +135,9 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
         lines += ["", f"retained at the end{of_region}, {total}:"]
         lines += tables.live_table(result.retained.live, width, result.retained.total)
         lines += holder_lines(result.retained.holders)
-        if any(holder.fate is Fate.HELD for holder in result.retained.holders):
+        is_held = any(holder.fate is Fate.HELD for holder in result.retained.holders)
+        # What each step adds is filled more than once.
+        if is_held and not result.growth:
             lines.append(_FILLED_ONCE)
     if verdict.lines and verdict.changed:
         allowed = next(f.allowed for f in verdict.findings if f.lines)
@@ -200,6 +202,7 @@ def summary_lines(
     lines: list[Line] = []
     if detail >= Detail.SHORT:
         lines += _tests_table(run, detail, width, room)
+    lines += [Line(story.sentence, ("red",)) for story in run.stories]
     lines += _changes_lines(run)
     not_measured = ((t.not_measured, t.test) for t in run.tests if t.not_measured)
     results = [(t.test, window.result) for t, window in run.windows]
@@ -258,7 +261,7 @@ def _wide_table(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> lis
         result = window.result
         name = _shortened(_window_name(measured, window), _TEST_WIDTH if wide else width // 2)
         biggest = [tables.largest(result.peak.at_peak, 2)] if wide else []
-        retained = format_size(result.retained.total) if window.retained_known else ""
+        retained = format_size(result.retained.total)
         rows.append([name, window.peak_text, *biggest, retained, measured.status_of(window)])
     head, *lines = tables.aligned(rows, headers, "lrlr" if wide else "lrr")
     styles = (_styles(measured, window) for measured, window in shown)

@@ -189,14 +189,33 @@ def test_what_is_read_is_no_cause_of_what_is_made():
     assert sentence.endswith("+32.0 MiB of parameter in net.fc.weight, there before and read now")
 
 
-def test_what_got_another_label_is_told_as_such_and_last():
+def test_what_got_another_label_is_a_note_and_fails_only_a_limit():
     before = measured(live(4 * MiB, "temporary"), live(9 * MiB, "gradient", "aten::add"))
-    after = measured(live(4 * MiB, "activation"), live(14 * MiB, "gradient", "aten::add"))
-    findings = against(before, after).findings
-    assert [finding.key for finding in findings] == ["total", "gradient", "activation"]
-    assert findings[2].cause == (
-        "4.0 MiB of activation from aten::mm at net.py:7 in net.fc, temporary before"
+    after = measured(live(4 * MiB, "activation"), live(9 * MiB, "gradient", "aten::add"))
+    verdict = against(before, after)
+    assert (verdict.change, verdict.findings) == (Change.WITHIN, ())
+    assert verdict.result.notes == (
+        "4.0 MiB of activation from aten::mm at net.py:7 in net.fc counted as temporary before",
     )
+    (over,) = judge_limits(after, {"activation": MiB})
+    assert over.key == "activation"
+    # Something else of the category that lost them may be there now.
+    other = measured(live(4 * MiB, "activation"), live(2 * MiB, "temporary", "aten::exp"))
+    small = measured(live(4 * MiB, "temporary"), live(2 * MiB, "gradient", "aten::add"))
+    assert not against(small, other).failed
+    grown = measured(live(4 * MiB, "activation"), live(14 * MiB, "gradient", "aten::add"))
+    assert [finding.key for finding in against(before, grown).findings] == ["total", "gradient"]
+
+
+def test_what_is_new_in_a_category_fails_beside_what_only_got_its_label():
+    before = measured(live(4 * MiB, "temporary"), live(30 * MiB, "gradient", "aten::add"))
+    kept = live(6 * MiB, "activation", "aten::exp", line=9)
+    after = measured(
+        live(4 * MiB, "activation"), kept, live(24 * MiB, "gradient", "aten::add", line=3)
+    )
+    verdict = against(before, after)
+    assert [finding.key for finding in verdict.findings] == ["activation"]
+    assert "+6.0 MiB from aten::exp at net.py:9 in net.fc" in verdict.sentence
 
 
 def test_of_equal_causes_the_new_one_leads_then_the_one_that_was_made_first():
@@ -375,8 +394,8 @@ def test_the_workspace_of_a_library_hides_no_growth_of_a_small_test():
 
 
 def test_one_grown_category_outweighs_a_shrunk_one():
-    before = measured(live(10 * MiB), live(10 * MiB, "gradient"))
-    after = measured(live(2 * MiB), live(15 * MiB, "gradient"))
+    before = measured(live(10 * MiB), live(10 * MiB, "gradient", "aten::sum"))
+    after = measured(live(2 * MiB), live(15 * MiB, "gradient", "aten::sum"))
     verdict = against(before, after)
     assert verdict.change is Change.GROWN
     assert [finding.key for finding in verdict.findings] == ["gradient"]
