@@ -46,7 +46,6 @@ from pytest_torchmem.values.results import Result
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.gpu_questions import GpuQuestions
     from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
-    from pytest_torchmem.measuring.counted import CounterMeasurement
 
 __tracebackhide__ = is_torchmem_error
 
@@ -62,30 +61,6 @@ def simulated(result: Result, limits: Mapping[str, int], source: GpuQuestions) -
     from pytest_torchmem.record.environment import allocator_settings
 
     return with_counters(result, limits, source, allocator_settings())
-
-
-@dataclass(slots=True)
-class CountedRun:
-    """The run of a body whose allocator is asked, and which is not recorded.
-
-    ``enough`` is False where the body turned out to ask for more than the allocator knows.
-    """
-
-    counters: CounterMeasurement
-    enough: bool = True
-
-    def within(self, limits: Mapping[str, int]) -> Result | None:
-        """End the run; return what was counted, or None where that proves nothing."""
-        result = self.counters.stop()
-        return result if self.enough and not judge_limits(result, limits) else None
-
-    def certain(self, limits: Mapping[str, int]) -> tuple[Finding, ...]:
-        """Return what was over a limit in the counted run whatever else was in the counters."""
-        told = (
-            "; the allocator counted that in a first run, and the recorded second run stayed below"
-        )
-        found = judge_limits(self.counters.least, limits)
-        return tuple(replace(finding, numbers=finding.numbers + told) for finding in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,13 +205,11 @@ class Judge:
         asked: What the test's markers ask for.
         baselines: What it is compared with.
         earlier: The results of earlier runs of the body by name, where an update repeats it.
-        counted: A first run in which only the allocator was asked; None without one.
     """
 
     asked: Asked
     baselines: Baselines
     earlier: Sequence[Mapping[str, Result]] = ()
-    counted: CountedRun | None = None
 
     @property
     def settings(self) -> Settings:
@@ -265,8 +238,6 @@ class Judge:
     def _judge_window(self, window: MeasuredWindow, limits: Mapping[str, int]) -> JudgedWindow:
         result = simulated(window.result, limits, window.source)
         findings, excused = self._judge_limits(result, limits, window)
-        if self.counted and not result.name:
-            findings = findings or self.counted.certain(limits)
         if self.settings.strict:
             findings = (*judge_blind_spots(result), *findings)
         verdict, reference = Verdict(result, findings, excused=excused), None

@@ -47,7 +47,7 @@
         make("span", { class: "name mono" }, test.name,
           test.sentence ? make("small", {}, test.sentence) : null),
         scaledBar(test),
-        make("span", { class: "number" }, test.bound ? make("small", {}, "at most") : null,
+        make("span", { class: "number" },
           test.measured ? size(test.peak) : "-",
           test.estimated ? make("small", {}, "estimated") : null),
         make("span", { class: "against" }, against(test))));

@@ -88,7 +88,6 @@ def _row(test: ComparedTest, order: int, before: str, after: str) -> dict[str, J
         "device": test.environment,
         "measured": True,
         "estimated": any(w.result.estimated for w in (test.before, test.after) if w),
-        "bound": False,
         "window": "",
         "peak": entry.total,
         "at_peak": entry.at_peak.to_json(),

@@ -47,10 +47,6 @@ _NOT_KEPT: Final = (
     "The report has no timeline of this. A folder has those of failed tests alone, a file has all; "
     "only the first regions of a test get one."
 )
-_NOT_RECORDED: Final = (
-    "There is no timeline: the allocator's counters answered the limits, and nothing was recorded. "
-    "torchmem_level = full in the ini file records one."
-)
 _LEFT_OUT: Final = (
     "The timeline of this test was left out to keep this file small; "
     "a report into a folder has a page for each test."
@@ -173,7 +169,6 @@ def _row(test: MeasuredTest, order: int) -> dict[str, Json]:
         "device": shown.result.device if shown else "",
         "measured": shown is not None,
         "estimated": bool(shown and shown.result.estimated),
-        "bound": bool(shown and shown.is_bound),
         "peak": shown.result.peak.total if shown else 0,
         "at_peak": shown.result.peak.at_peak.to_json() if shown else {},
         "baseline_bytes": shown.baseline_bytes if shown else 0,
@@ -202,8 +197,6 @@ def window_json(window: Window, with_pictures: bool) -> dict[str, Json]:
     data: dict[str, Json] = {
         **result.to_json(),
         "total": result.peak.total,
-        "bound": window.is_bound,
-        "retained_known": window.retained_known,
         "at_peak": result.peak.at_peak.to_json(),
         "own": result.peak.by_category.to_json(),
         "live": [c.to_json() for c in result.peak.live],
@@ -222,7 +215,7 @@ def window_json(window: Window, with_pictures: bool) -> dict[str, Json]:
     elif window.picture:
         data["no_picture"] = _LEFT_OUT
     else:
-        data["no_picture"] = _NOT_RECORDED if window.is_bound else _NOT_KEPT
+        data["no_picture"] = _NOT_KEPT
     if entry := window.baseline:
         lines, changed = lines_of(window), window.told_by
         data["baseline"] = {"total": entry.total, "own": entry.peaks.to_json()}

@@ -182,7 +182,7 @@ def _facts(run: RunReport) -> str:
 
 def _retained(window: Window) -> str:
     mark = " (estimated)" if window.result.estimated else ""
-    return format_size(window.result.retained.total) + mark if window.retained_known else ""
+    return format_size(window.result.retained.total) + mark
 
 
 def _text(text: str) -> str:

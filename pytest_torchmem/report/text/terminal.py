@@ -87,6 +87,8 @@ def failure_text(
     ranked = sorted(verdicts, key=lambda verdict: order.index(verdict.findings[0]))
     kinds = {kind for verdict in ranked for kind in verdict.kinds}
     first, *others = [*filter(None, [problem]), *sentences(ranked)]
+    if kinds == {FindingKind.NO_BASELINE} and not problem:
+        return tables.log_line(first)  # the end of the run says how to store all of them
     lines = [first]
     if others:
         lines += ["", *(f"also: {sentence}" for sentence in others)]
@@ -96,9 +98,6 @@ def failure_text(
         # A test that breaks a limit of its own stores nothing.
         too = "raise the limit that fails, too, and " if FindingKind.OVER_LIMIT in kinds else ""
         lines += ["", f"if this change is wanted, {too}accept it with", f"    {command}"]
-    elif FindingKind.NO_BASELINE in kinds:
-        renamed = "if it was renamed, a run of its whole module takes the baseline along"
-        lines += ["", "store one with", f"    {command}", renamed]
     return "\n".join(map(tables.log_line, lines))
 
 
@@ -261,7 +260,7 @@ def _wide_table(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> lis
         result = window.result
         name = _shortened(_window_name(measured, window), _TEST_WIDTH if wide else width // 2)
         biggest = [tables.largest(result.peak.at_peak, 2)] if wide else []
-        retained = format_size(result.retained.total) if window.retained_known else ""
+        retained = format_size(result.retained.total)
         rows.append([name, window.peak_text, *biggest, retained, measured.status_of(window)])
     head, *lines = tables.aligned(rows, headers, "lrlr" if wide else "lrr")
     styles = (_styles(measured, window) for measured, window in shown)

@@ -30,11 +30,10 @@ from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.measured import Rank, unjudged
 from pytest_torchmem.values.picture import Picture
-from pytest_torchmem.values.results import Level, Peak
+from pytest_torchmem.values.results import Peak
 from pytest_torchmem.values.units import MiB
 from tests.report.sample_run import (
     GROWN,
-    counted,
     made,
     picture,
     report_of,
@@ -266,13 +265,6 @@ def test_an_estimated_number_is_named_so_in_a_comment():
     body = replace(body, result=replace(body.result, estimated=True))
     text = run_markdown(RunReport((report_of("a", body),)))
     assert "90.1 MiB (estimated)" in text
-
-
-def test_what_counters_say_is_at_most_and_claims_nothing_of_what_is_retained():
-    events = counted("a", Level.EVENTS)
-    text = run_markdown(RunReport((report_of("a", counted("a")), report_of("b", events))))
-    assert "`tests/test_step.py::a` | at most 3.0 MiB | 75% of limit |  |" in text
-    assert "`tests/test_step.py::b` | at most 3.0 MiB | 75% of limit | 1.0 MiB |" in text
 
 
 def test_a_run_without_tests_says_so():
