@@ -105,11 +105,11 @@ def torchs(finished: Any) -> object:
 
 
 def ours_with_torchs_labels(finished: Any) -> object:
-    return TorchMemoryProfile(build_op_tree(trace_of(finished, "cpu"))).coalesced("cpu")
+    return TorchMemoryProfile(build_op_tree(trace_of(finished))).coalesced("cpu")
 
 
 def ours(finished: Any) -> object:
-    return analyze_trace(trace_of(finished, "cpu")).timeline
+    return analyze_trace(trace_of(finished)).timeline
 
 
 def floor(finished: Any) -> object:
@@ -185,7 +185,7 @@ def bytes_per_event(events: int = 1_000_000) -> float:
     """Bytes of a trace of a million events, made by repeating one step's."""
     import numpy as np
 
-    one = trace_of(recorded(1), "cpu")
+    one = trace_of(recorded(1))
     copies = -(-events // len(one.events))
     tracemalloc.start()
     tables = [

@@ -10,7 +10,7 @@ import torch
 
 from pytest_torchmem.record.torch_api import allocator, autograd, fake_tensors, profiler
 from pytest_torchmem.values.errors import DeviceError, DeviceNameError
-from pytest_torchmem.values.units import KiB, MiB
+from pytest_torchmem.values.units import KiB, MiB, device_text
 
 
 def find_device(name: str | None = None) -> torch.device:
@@ -65,6 +65,7 @@ def _cuda_reserves() -> bool:
 
 def named_device(name: str) -> torch.device:
     """Return the device called ``name``, there or not. Raises `DeviceNameError`."""
+    name = device_text(name)
     try:
         return torch.device(name)
     except RuntimeError as error:
@@ -109,7 +110,13 @@ def placed_on(device: str, values: Any) -> Any:
 
 
 def _missing(name: str) -> str | None:
-    """Why a byte cannot be allocated on a device; None if it can."""
+    """Why a byte cannot be allocated on a device; None if it can.
+
+    Some builds of torch end the process for a number that they do not have: it is compared first.
+    """
+    kind, _, number = name.partition(":")
+    if kind == "cuda" and 0 < (count := torch.cuda.device_count()) <= int(number or 0):
+        return f"this machine has {count}: {', '.join(f'cuda:{n}' for n in range(count))}"
     try:
         torch.empty(1, dtype=torch.uint8, device=name)
     except (RuntimeError, AssertionError) as error:

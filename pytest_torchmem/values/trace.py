@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pytest_torchmem.values.errors import TraceError, is_torchmem_error
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.packed import Table
-from pytest_torchmem.values.units import printable
+from pytest_torchmem.values.units import Device, printable, resolve_device
 
 __tracebackhide__ = is_torchmem_error
 
@@ -257,6 +257,16 @@ class Trace:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "strings", tuple(map(printable, self.strings)))
+
+    def device_named(self, device: Device | None = None) -> str:
+        """Return the device that a name means here, by default the one that was recorded for.
+
+        Raises `DeviceError` for one that is not in `devices`. Tensors on ``meta`` have no memory.
+        """
+        if device is None:
+            return str(self.meta.get("device", "cpu"))
+        there = [name for name in self.devices if not name.startswith("meta")]
+        return resolve_device(device, there, "the recording")
 
     def texts_are(
         self, numbers: NDArray[np.int32], wanted: Callable[[str], bool]

@@ -343,7 +343,7 @@ def test_a_recording_of_ours_has_stacks_too(tmp_path: Path) -> None:
 
 def test_a_stack_has_a_known_weight(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="weight must be one of peak, allocated, time"):
-        export_stacks(finished("plain"), tmp_path / "x", "speed")  # type: ignore[arg-type]
+        export_stacks(finished("plain"), tmp_path / "x", "speed")
 
 
 def test_a_profile_that_has_not_finished_is_refused() -> None:

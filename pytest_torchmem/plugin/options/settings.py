@@ -35,7 +35,7 @@ from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.errors import MarkerError, TorchmemError
 from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.measured import Rank
-from pytest_torchmem.values.units import MOST_RUNS
+from pytest_torchmem.values.units import MOST_RUNS, device_text
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.storages.explanation import OwnPass
@@ -396,6 +396,7 @@ def checked_device_name(name: str) -> str:
 
     Whether it is there is another question. Names that every torch knows are not worth loading it.
     """
+    name = device_text(name)
     if name and not _ANYWHERE.fullmatch(name):
         from pytest_torchmem.record.devices import measurable_device
 

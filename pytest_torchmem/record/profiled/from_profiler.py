@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -15,6 +16,7 @@ from pytest_torchmem.record.profiled.python_calls import library_paths
 from pytest_torchmem.record.recorded_tables import StringTable
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.errors import TraceError
+from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import DEVICE_EVENT, MODULE_EDGE, DeviceEventKind, Trace
 
 _LAUNCHES = (
@@ -28,9 +30,10 @@ _LAUNCHES = (
 _RUNTIME = re.compile(r"_*(cuda|cu|hip)[A-Z]")
 
 
-def trace_of(profile: object, device: str | None = None, whole: bool = False) -> Trace:
-    """Return the trace of a finished ``torch.profiler.profile``, to be analysed for ``device``.
+def trace_of(profile: object, whole: bool = False) -> Trace:
+    """Return the trace of a finished ``torch.profiler.profile``.
 
+    It is recorded for the first GPU on which the profile allocates, or else for the CPU.
     ``profile`` may also be the ``kineto_results`` of one.
     Without the facts that our own recorder notes, ownership is known from the event tree alone.
     ``whole`` keeps the Python calls that lead to nothing, and details of operators, for those who
@@ -61,7 +64,7 @@ def trace_of(profile: object, device: str | None = None, whole: bool = False) ->
         devices=reader.device_names.values(),
         meta={
             "torch": torch.__version__,
-            "device": device or default_device(),
+            "device": _first_gpu(tables.allocations, reader.device_names.values()),
             "library_paths": library_paths(),
             "own_cost_ns": profiler.own_cost_ns(inner),
         },
@@ -95,17 +98,24 @@ def _device_events(
 
 
 def _kind_of(event: profiler.KinetoEvent) -> DeviceEventKind | None:
-    name = event.name()
+    on_gpu = event.device_type() == torch.profiler.DeviceType.CUDA
+    if on_gpu and event.is_user_annotation():
+        return DeviceEventKind.ANNOTATION
+    return kind_by_name(event.name(), on_gpu)
+
+
+def kind_by_name(name: str, on_gpu: bool) -> DeviceEventKind | None:
+    """Return what an event of a GPU or of its libraries is; None for anything else."""
     if name.startswith(_LAUNCHES):
         return DeviceEventKind.LAUNCH
-    if event.device_type() != torch.profiler.DeviceType.CUDA:
+    if not on_gpu:
         return DeviceEventKind.RUNTIME if _RUNTIME.match(name) else None
-    if event.is_user_annotation():
-        return DeviceEventKind.ANNOTATION
     moves_memory = any(word in name.lower() for word in ("mem", "cpy", "alloc", "free"))
     return DeviceEventKind.COPY if moves_memory else DeviceEventKind.KERNEL
 
 
-def default_device() -> str:
-    """The device torch's own export takes: the first GPU where there is one, else the CPU."""
-    return "cuda:0" if torch.cuda.is_available() else "cpu"
+def _first_gpu(allocations: Table, names: Sequence[str]) -> str:
+    """Return the first GPU that something was allocated on; without any, the CPU."""
+    found = (names[number] for number in np.unique(allocations["device"]).tolist())
+    gpus = (name for name in found if name != "cpu")
+    return min(gpus, key=lambda name: (len(name), name), default="cpu")
