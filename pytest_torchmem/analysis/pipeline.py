@@ -462,10 +462,11 @@ class MemoryProfile(GpuQuestions):
         )
 
     def _retained_at(self, rank: float) -> NDArray[np.int64]:
-        """Storages that the window made and that are alive; workspaces belong to their library."""
+        """Storages that came in the window and are alive; workspaces belong to their library."""
         alive = (self.storages.born <= rank) & (self.storages.died > rank)
         alive &= self.labels != Category.WORKSPACE.column
-        return np.flatnonzero(alive & self.evidence.made & self.evidence.mine)
+        came = self.evidence.window.holds(self.storages.born)
+        return np.flatnonzero(alive & came & self.evidence.mine)
 
 
 def _telling(contributors: tuple[Contributor, ...]) -> tuple[Contributor, ...]:

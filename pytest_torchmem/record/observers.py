@@ -34,7 +34,7 @@ class Observer(Protocol):
     def pause(self) -> None: ...
     def go_on(self) -> None: ...
     def end(self) -> None: ...
-    def read(self, marks: NDArray[np.void], /) -> Tables: ...
+    def read(self, marks: NDArray[np.void], known: NDArray[np.uint64], /) -> Tables: ...
     def let_go(self) -> None: ...
     def sees_end(self, storage: torch.UntypedStorage, /) -> bool: ...
 
@@ -46,6 +46,12 @@ def observer_for(device: torch.device, say: Callable[[str], None] = lambda _: No
     """
     library = Choice.of_process(say).library_for(device.type, say)
     return NativeObserver(library) if library else ProfiledObserver()
+
+
+def slower_because() -> str:
+    """Return why torch's profiler measures in this process; "" where the library does."""
+    choice = Choice.of_process()
+    return "" if choice.library else "; ".join(choice.reasons)
 
 
 def frees_during(action: Callable[[], object]) -> list[tuple[str, int]] | None:
@@ -63,7 +69,7 @@ def frees_during(action: Callable[[], object]) -> list[tuple[str, int]] | None:
     finally:
         observer.end()
     try:
-        allocations = observer.read(np.empty(0, MARK)).allocations
+        allocations = observer.read(np.empty(0, MARK), np.empty(0, np.uint64)).allocations
     finally:
         observer.let_go()
     names = observer.device_names.values()

@@ -21,7 +21,7 @@ from pytest_torchmem.record.devices import (
     synchronize,
     workspace_bytes,
 )
-from pytest_torchmem.record.observers import observer_for
+from pytest_torchmem.record.observers import observer_for, slower_because
 from pytest_torchmem.record.owners.live_objects import SwapWatch, settle_collector
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.patches import Installed
@@ -38,7 +38,7 @@ from pytest_torchmem.record.recorded_tables import Rows
 from pytest_torchmem.record.torch_api import autograd, compiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.values.json_values import Json
-from pytest_torchmem.values.trace import COMPILED_LINE, MARK, MarkKind, Trace
+from pytest_torchmem.values.trace import COMPILED_LINE, MARK, MarkKind, Ownership, Trace
 
 # They need no place among the events; the clock is good enough to order them.
 _OFF_TREE: Final = frozenset({MarkKind.MODULE_SEEN})
@@ -141,7 +141,10 @@ class Recorder:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences that a reader of the numbers must know."""
-        return ()
+        reason = slower_because()
+        if not reason:
+            return ()
+        return (f"torch's profiler measures here, many times slower than our recorder: {reason}",)
 
     @untraced
     def mark(self, kind: MarkKind, text: str = "") -> int:
@@ -223,7 +226,10 @@ class Recorder:
     def _assemble(self) -> Trace:
         begin_ns = perf_counter_ns()
         marks, edges = self._marks.table(), self._log.edges.table()
-        tables = self._observer.read(marks)
+        owners = self._log.owners.table()
+        at_start = (owners["kind"] == Ownership.LIVE) & (owners["mark"] == 0)
+        at_start &= owners["device"] == self._observer.device_names.number("cpu")
+        tables = self._observer.read(marks, owners["ptr"][at_start])
         device_names = self._observer.device_names.values()
         self._own_ns += perf_counter_ns() - begin_ns
         return Trace(
@@ -233,7 +239,7 @@ class Recorder:
             module_calls=tables.module_calls,
             overloads=tables.overloads,
             marks=marks,
-            owners=self._log.owners.table(),
+            owners=owners,
             module_edges=edges,
             compiled_lines=(
                 self._sources.read(tables.events, edges)

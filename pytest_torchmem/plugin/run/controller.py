@@ -98,7 +98,7 @@ class Collector:
         self._lines: list[str] = []
         self._ended: set[str] = set()
         self._cut_short = False
-        self._told: dict[CodeLines, str] = {}
+        self._told: dict[tuple[CodeLines, str], str] = {}
         self._renamed: set[tuple[Path, str]] = set()
 
     def add_problem(self, sentence: str) -> None:
@@ -119,13 +119,16 @@ class Collector:
             self._attempts[test].note(report)
 
     def _tell_once(self, test: str, report: pytest.TestReport) -> None:
-        """Cut a failure whose cause another test's failure has told whole to its numbers."""
+        """Cut a failure whose cause another test's failure has told whole to its numbers.
+
+        A limit's failure says more than one of a baseline, such as who holds what is left behind.
+        """
         failure = workers.failure_of(report)
         traceback = getattr(report.longrepr, "reprtraceback", None)
         if failure is None or traceback is None or traceback.style != "value":
             return
-        cause, sentence = failure
-        first = self._told.setdefault(cause, test)
+        cause, kind, sentence = failure
+        first = self._told.setdefault((cause, kind), test)
         if first == test or self.config.option.verbose > 1 or not traceback.reprentries:
             return
         numbers = sentence.partition(": ")[0]

@@ -50,8 +50,11 @@ def has_measured(report: pytest.TestReport) -> bool:
     return hasattr(report, _ATTRIBUTE)
 
 
-def failure_of(report: pytest.TestReport) -> tuple[CodeLines, str] | None:
-    """Return the lines that a failure blames, and its first sentence; None for other reports."""
+def failure_of(report: pytest.TestReport) -> tuple[CodeLines, str, str] | None:
+    """Return the lines that a failure blames, its kind and its first sentence.
+
+    None for any other report.
+    """
     payload: Mapping[str, Json] = getattr(report, _ATTRIBUTE, {})
     if not report.failed or payload.get("problem"):
         return None
@@ -61,7 +64,8 @@ def failure_of(report: pytest.TestReport) -> tuple[CodeLines, str] | None:
     for window in windows:
         if window["sentence"]:
             place = window["place"]
-            return (CodeLines.from_json(place), window["sentence"]) if place else None
+            kind = next(iter(window["kinds"]), "")
+            return (CodeLines.from_json(place), kind, window["sentence"]) if place else None
     return None
 
 

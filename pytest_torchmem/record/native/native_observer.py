@@ -39,9 +39,12 @@ class NativeObserver:
             self._library.sees_end(memory.address_of(storage))
         )
 
-    def read(self, marks: NDArray[np.void]) -> Tables:
-        """Return all that was recorded, and fill where the marks stand."""
-        tables = self._columns.read()
+    def read(self, marks: NDArray[np.void], known: NDArray[np.uint64]) -> Tables:
+        """Return all that was recorded, and fill where the marks stand.
+
+        ``known`` are the places of storages on the CPU that were there at the start.
+        """
+        tables = self._columns.read(known)
         placed, rows = self._columns.placed.T
         marks["event"][placed] = rows
         marks["time_ns"][placed] = tables.events["start_ns"][rows]

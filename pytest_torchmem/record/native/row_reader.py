@@ -39,6 +39,9 @@ MENTION: Final = np.dtype(
 )
 #: The kind of a row that is a mark; the value of one is the mark's number.
 MARK_ROW: Final = int(EventKind.OTHER)
+# The scope of a row of memory that others allocated.
+_OUTSIDE: Final = 1
+_NOTHING_KNOWN: Final = np.empty(0, np.uint64)
 # torch's caching allocators round a request up to a whole number of these.
 _BLOCK: Final = 512
 
@@ -56,11 +59,17 @@ class RowReader:
         self.device_names = StringTable()
         self.placed: NDArray[np.int64] = np.empty((0, 2), np.int64)
 
-    def read(self) -> Tables:
-        """Return what all threads did up to now, one thread after the other."""
+    def read(self, known: NDArray[np.uint64] = _NOTHING_KNOWN) -> Tables:
+        """Return what all threads did up to now, one thread after the other.
+
+        ``known`` are the places of storages on the CPU that were there at the start.
+        """
         rows, mentions = self._rows()
-        kinds = rows["kind"]
+        kinds = rows["kind"].copy()
         events = self._events(rows)
+        # Memory of others: its birth stands where an operator met it first.
+        from_outside = (kinds == EventKind.ALLOCATION) & (rows["scope"] == _OUTSIDE)
+        events["kind"][from_outside] = EventKind.OTHER
         operators = np.flatnonzero(kinds == EventKind.TORCH_OP)
         calls = np.flatnonzero(kinds == EventKind.PY_CALL)
         marks = np.flatnonzero(kinds == MARK_ROW)
@@ -71,7 +80,7 @@ class RowReader:
         return Tables(
             events,
             self._tensors(rows, mentions, events, writes),
-            self._allocations(rows, mentions),
+            self._allocations(rows, mentions, ~_were_there(rows, from_outside, known)),
             module_calls,
             overloads,
         )
@@ -189,8 +198,10 @@ class RowReader:
         table["mutable"][known] = self._letters[start[known] + mentions["argument"][known]]
         return table
 
-    def _allocations(self, rows: NDArray[np.void], mentions: NDArray[np.void]) -> NDArray[np.void]:
-        found = np.flatnonzero(rows["kind"] == EventKind.ALLOCATION)
+    def _allocations(
+        self, rows: NDArray[np.void], mentions: NDArray[np.void], counted: NDArray[np.bool_]
+    ) -> NDArray[np.void]:
+        found = np.flatnonzero((rows["kind"] == EventKind.ALLOCATION) & counted)
         table = np.zeros(len(found), ALLOCATION)
         table["event"], table["keyed"] = found, True
         table["ptr"], table["size_bytes"] = (
@@ -237,6 +248,22 @@ class RowReader:
         found, place = np.unique(codes, return_inverse=True)
         numbers = [self.device_names.number(_device(code)) for code in found.tolist()]
         return np.array(numbers, np.int16)[place]
+
+
+def _were_there(
+    rows: NDArray[np.void], from_outside: NDArray[np.bool_], known: NDArray[np.uint64]
+) -> NDArray[np.bool_]:
+    """Return which rows of memory from outside tell of what was there at the start.
+
+    The first at each place does, where a storage is known to have been: what was there was met.
+    """
+    found = np.zeros(len(rows), np.bool_)
+    outside = np.flatnonzero(from_outside)
+    if len(outside) and len(known):
+        places = rows["value"][outside].view(np.uint64)
+        _, first = np.unique(places, return_index=True)
+        found[outside[first[np.isin(places[first], known)]]] = True
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -22,7 +22,7 @@ from pytest_torchmem.record.owners.autograd_graph import (
     GraphHoldings,
     graph_holdings,
 )
-from pytest_torchmem.record.owners.live_objects import find_live
+from pytest_torchmem.record.owners.live_objects import Live, find_live
 from pytest_torchmem.record.owners.places import (
     ORDINARY,
     answers,
@@ -40,8 +40,10 @@ from pytest_torchmem.record.recorded_tables import Rows, StringTable
 from pytest_torchmem.record.torch_api import autograd, memory
 from pytest_torchmem.record.torch_api.modules import (
     CONVERT,
+    attributes_of,
     buffers_of,
     groups_of,
+    main_gradient_of,
     parameters_of,
     state_of,
     submodules_of,
@@ -284,8 +286,22 @@ class OwnershipWatch:
 
     @quiet
     def sample_graphs(self, mark: int) -> None:
-        """Log what the graphs of all live tensors keep for a backward pass that may follow."""
-        self._log_graphs(mark, find_live().tensors)
+        """Log what all live graphs keep for a backward pass that may follow, and what is held."""
+        live = find_live()
+        self._log_graphs(mark, live.tensors)
+        self._log_ends(mark, live)
+
+    def _log_ends(self, mark: int, live: Live) -> None:
+        """Log gradients that a program put in place itself, and state that no step has made.
+
+        Megatron sums gradients up in ``main_grad``. State may have been loaded from a checkpoint.
+        """
+        for tensor in live.tensors:
+            if autograd.is_leaf(tensor):
+                if (gradient := autograd.gradient_of(tensor)) is not None:
+                    self._log.owner(mark, Ownership.GRADIENT, gradient)
+                self._log.owned(mark, Ownership.GRADIENT, tensors_within(main_gradient_of(tensor)))
+        self._log_optimizers(mark, live.optimizers)
 
     def _log_graphs(self, mark: int, tensors: Iterable[torch.Tensor]) -> None:
         self._log_holdings(mark, graph_holdings(t for t in tensors if autograd.has_graph(t)))
@@ -300,16 +316,16 @@ class OwnershipWatch:
 
     @quiet
     def sample_end(self, mark: int) -> None:
-        """Log what modules and graphs hold, and what on the CPU is new since the start.
+        """Log what is held at the end, and what on the CPU is new since the start.
 
-        The profiler saw the program make most of the new storages; this look finds the rest. The
-        backward pass has logged each ``.grad`` already.
+        The recording has most of the new storages; this look finds the rest.
         """
         self._find_unhooked(mark)
         for module, known in self._modules.alive():
             self._log_held(mark, module, known.noted, gradients=False)
         live = find_live()
         self._log_graphs(mark, live.tensors)
+        self._log_ends(mark, live)
         cpu = self._log.devices.number("cpu")
         for tensor in live.tensors:
             if tensor.device.type == "cpu" and any(
@@ -404,7 +420,7 @@ class OwnershipWatch:
                 self._log.owner(mark, Ownership.PARAMETER, parameter)
                 if (gradient := autograd.gradient_of(parameter)) is not None:
                     self._log.owner(mark, Ownership.GRADIENT, gradient)
-            for state in state_of(optimizer).values():
+            for state in (*state_of(optimizer).values(), *attributes_of(optimizer)):
                 self._log.owned(mark, Ownership.OPTIMIZER_STATE, tensors_within(state))
 
     def _follow_storages(self, holder: torch.Tensor | torch.UntypedStorage) -> None:

@@ -69,7 +69,7 @@ class ProfiledObserver:
         with contextlib.suppress(RecordingError):
             self.pause()
 
-    def read(self, marks: NDArray[np.void]) -> Tables:
+    def read(self, marks: NDArray[np.void], known: NDArray[np.uint64]) -> Tables:
         """Return all that was recorded, and fill where the marks stand.
 
         Raises `RecordingError` where the body ran a profiler of its own.

@@ -60,6 +60,19 @@ def state_of(optimizer: torch.optim.Optimizer) -> Mapping[object, object]:
     return found if isinstance(found, Mapping) else {}
 
 
+_OF_TORCH: Final = frozenset({"defaults", "param_groups", "state"})
+
+
+def attributes_of(optimizer: torch.optim.Optimizer) -> list[object]:
+    """The values of an optimizer's own attributes, beside those that torch gives each."""
+    return [value for name, value in vars(optimizer).items() if name not in _OF_TORCH]
+
+
+def main_gradient_of(tensor: torch.Tensor) -> object:
+    """The buffer in which Megatron and others sum a parameter's gradients up; None without one."""
+    return getattr(tensor, "__dict__", {}).get("main_grad")
+
+
 def _attribute(owner: object, name: str, otherwise: Any) -> Any:
     """An attribute of torch's, which a class of the user's may have made a property, or lack."""
     try:

@@ -87,6 +87,8 @@ def failure_text(
     ranked = sorted(verdicts, key=lambda verdict: order.index(verdict.findings[0]))
     kinds = {kind for verdict in ranked for kind in verdict.kinds}
     first, *others = [*filter(None, [problem]), *sentences(ranked)]
+    if kinds == {FindingKind.NO_BASELINE} and not problem:
+        return tables.log_line(first)  # the end of the run says how to store all of them
     lines = [first]
     if others:
         lines += ["", *(f"also: {sentence}" for sentence in others)]
@@ -96,9 +98,6 @@ def failure_text(
         # A test that breaks a limit of its own stores nothing.
         too = "raise the limit that fails, too, and " if FindingKind.OVER_LIMIT in kinds else ""
         lines += ["", f"if this change is wanted, {too}accept it with", f"    {command}"]
-    elif FindingKind.NO_BASELINE in kinds:
-        renamed = "if it was renamed, a run of its whole module takes the baseline along"
-        lines += ["", "store one with", f"    {command}", renamed]
     return "\n".join(map(tables.log_line, lines))
 
 

@@ -5,6 +5,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/core/Storage.h>
 #include <pthread.h>
 
 namespace torchmem {
@@ -35,13 +36,63 @@ struct Watched final : c10::Allocator {
 };
 Watched* watched = nullptr;
 
+// Storages on the CPU whose memory came not through us. They are met when an operator takes one, and their end is seen when the
+// next operator begins: a weak reference of C++'s keeps no memory alive, and nobody can tell that it is there.
+struct Outside {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  void* address;
+  int64_t bytes;
+};
+auto& outside_lock = *new std::mutex;
+auto& outside = *new std::unordered_map<c10::StorageImpl*, Outside>;
+std::atomic<size_t> outside_count{0};
+
 }  // namespace
 
-void note_memory(void* address, int64_t bytes, int16_t device) {
+void meet(const c10::Storage& storage) {
+  auto* impl = storage.unsafeGetStorageImpl();
+  const c10::DataPtr& data = impl->_mutable_data_ptr_no_checks();
+  if (!data.get() || data.get_deleter() == &freed) return;
+  auto bytes = impl->sym_nbytes().maybe_as_int().value_or(0);
+  if (bytes <= 0) return;
+  {
+    std::lock_guard<std::mutex> hold(outside_lock);
+    auto [known, is_new] = outside.try_emplace(impl, Outside{storage.getWeakStorageImpl(), data.get(), bytes});
+    if (!is_new) {
+      if (!known->second.storage.expired() && known->second.address == data.get()) return;
+      known->second = Outside{storage.getWeakStorageImpl(), data.get(), bytes};
+    }
+    outside_count = outside.size();
+  }
+  note_memory(data.get(), bytes, 0, true);
+}
+
+void look_for_ends() {
+  if (!outside_count.load(std::memory_order_relaxed)) return;
+  std::vector<std::pair<void*, int64_t>> gone;
+  {
+    std::lock_guard<std::mutex> hold(outside_lock);
+    for (auto each = outside.begin(); each != outside.end();) {
+      if (!each->second.storage.expired()) { ++each; continue; }
+      gone.emplace_back(each->second.address, each->second.bytes);
+      each = outside.erase(each);
+    }
+    outside_count = outside.size();
+  }
+  for (auto& [address, bytes] : gone) note_memory(address, -bytes, 0, true);
+}
+
+void forget_outside() {
+  std::lock_guard<std::mutex> hold(outside_lock);
+  outside.clear();
+  outside_count = 0;
+}
+
+void note_memory(void* address, int64_t bytes, int16_t device, bool is_outside) {
   Thread& t = thread();
   int64_t now = now_ns();
   int32_t line = bytes > 0 ? follow_calls(t, now) : 0;
-  int32_t row = t.begin({now, bytes, reinterpret_cast<int64_t>(address), -1, 0, -1, line, device, ALLOCATION, 0});
+  int32_t row = t.begin({now, bytes, reinterpret_cast<int64_t>(address), -1, 0, -1, line, device, ALLOCATION, is_outside});
   t.rows[row].end = row + 1;
 }
 

@@ -8,6 +8,10 @@
 #include <cstring>
 
 namespace torchmem {
+
+void meet(const c10::Storage& storage);
+void look_for_ends();
+
 namespace {
 
 constexpr int THREAD_SHIFT = 40;
@@ -50,12 +54,13 @@ void mention(Thread& t, int32_t row, int16_t argument, const at::Tensor& tensor)
   t.mentions.add({address, storage->sym_nbytes().maybe_as_int().value_or(0), row, argument, device_code(storage->device())});
 }
 
-void mention_all(Thread& t, int32_t row, c10::ArrayRef<const c10::IValue> inputs) {
+template <class Visit>
+void visit_tensors(c10::ArrayRef<const c10::IValue> inputs, Visit visit) {
   int16_t argument = 0;
   for (auto& value : inputs) {
-    if (value.isTensor()) mention(t, row, argument, value.toTensor());
-    else if (value.isTensorList()) for (const at::Tensor& tensor : value.toTensorList()) mention(t, row, argument, tensor);
-    else if (value.isList()) for (const c10::IValue& item : value.toListRef()) if (item.isTensor()) mention(t, row, argument, item.toTensor());
+    if (value.isTensor()) visit(value.toTensor(), argument);
+    else if (value.isTensorList()) for (const at::Tensor& tensor : value.toTensorList()) visit(tensor, argument);
+    else if (value.isList()) for (const c10::IValue& item : value.toListRef()) if (item.isTensor()) visit(item.toTensor(), argument);
     argument++;
   }
 }
@@ -71,6 +76,11 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) {
   bool is_range = fn.scope() == at::RecordScope::USER_SCOPE;
   if (!is_range) t.depth++;
   if (!is_on.load(std::memory_order_relaxed)) return nullptr;
+  look_for_ends();
+  if (!is_range) visit_tensors(fn.inputs(), [](const at::Tensor& tensor, int16_t) {
+    auto* impl = tensor.unsafeGetTensorImpl();
+    if (tensor.defined() && impl->has_storage() && impl->device_type() == c10::DeviceType::CPU) meet(impl->unsafe_storage());
+  });
   int64_t now = now_ns();
   int32_t line = follow_calls(t, now);
   int64_t sequence = fn.seqNr();
@@ -86,7 +96,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) {
     return range;
   }
   t.open.push_back({row, false, false, frame_now(), line, t.depth});
-  mention_all(t, row, fn.inputs());
+  visit_tensors(fn.inputs(), [&](const at::Tensor& tensor, int16_t argument) { mention(t, row, argument, tensor); });
   return nullptr;
 }
 

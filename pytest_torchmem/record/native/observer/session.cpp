@@ -2,6 +2,10 @@
 #include "rows.h"
 
 namespace torchmem {
+
+void forget_outside();
+void look_for_ends();
+
 namespace {
 std::vector<Thread*>& read = *new std::vector<Thread*>;
 }
@@ -28,10 +32,12 @@ void torchmem_pause() {
 void torchmem_go_on() { is_on = is_under_way.load(); }
 void torchmem_end() {
   is_under_way = is_on = false;
+  forget_outside();
   torchmem_observe_operators(0);
 }
 int64_t torchmem_mark(int64_t number) {
   if (!is_on) return -1;
+  look_for_ends();
   Thread& t = thread();
   int64_t now = now_ns();
   int32_t line = follow_calls(t, now);
