@@ -135,10 +135,12 @@ PROGRAM = r"""
 import pytest, torch
 from torch import nn
 
+Odd = type("Odd\n::error::c\x1b[31m", (nn.Module,), {"forward": lambda self, x: x.tanh()})
+
 class Top(nn.Module):
     def __init__(self):
         super().__init__()
-        self.add_module("a|`<b>\n::warning::w\x1b]0;t\x07", nn.Tanh())
+        self.add_module("a|`<b>\n::warning::w\x1b]0;t\x07", Odd())
     def forward(self, x):
         return next(self.children())(x)
 

@@ -31,7 +31,7 @@ from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate.gpus import parse_gpu
 from pytest_torchmem.simulate.process import notice, parse_world, variables
 from pytest_torchmem.simulate.torch_builds import fetch, torch_build
-from pytest_torchmem.store.acceptances import read_acceptances
+from pytest_torchmem.store.acceptances import commits_address, read_acceptances
 from pytest_torchmem.store.files import write_report
 from pytest_torchmem.store.run_reports import RunReport, merged
 from pytest_torchmem.values.baseline import Allowance
@@ -190,7 +190,7 @@ def _history(options: argparse.Namespace) -> Exit:
     if options.output:
         if options.output.suffix != ".html":
             raise ReportError(f"{options.output}: a history is written as .html")
-        write_report(options.output, history_page(history))
+        write_report(options.output, history_page(history, commits_address(options.folder)))
         print(f"history written: {options.output}")
         return Exit.OK
     plain = "utf" not in (sys.stdout.encoding or "").lower()

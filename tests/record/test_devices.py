@@ -165,3 +165,15 @@ def test_the_cpu_has_no_counters():
     counters.start()
     counters.stop()
     assert counters.peaks is None
+
+
+def test_a_number_beyond_the_gpus_that_are_there_is_never_asked_for(gpu, monkeypatch):
+    """Some builds of torch end the process for it."""
+
+    def ends_the_process(*_: Any, **__: Any) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch, "empty", ends_the_process)
+    with pytest.raises(DeviceError, match=r"cuda:1 is not there: this machine has 1: cuda:0"):
+        find_device("CUDA:1")

@@ -93,11 +93,17 @@ class Library:
 
         The last is None where the name has no schema.
         """
-        text, *schema = self._name(number).decode(errors="replace").split("\n")
-        return (text, *schema) if schema else (text, "", None)
+        text = self._name(number).decode(errors="replace")
+        parts = text.split("\n")
+        # A label of the program may have line breaks.
+        is_schema = len(parts) == 3 and not parts[2].strip("rw")
+        return (parts[0], parts[1], parts[2]) if is_schema else (text, "", None)
 
     @cache  # noqa: B019
     def code(self, number: int) -> tuple[str, str, str]:
         """Return the file and the qualified name of a function, or the class of a module."""
-        file, function, *module = self._code(number).decode(errors="replace").split("\n")
-        return file, function, module[0] if module else ""
+        text = self._code(number).decode(errors="replace")
+        if text.startswith("\n\n"):
+            return "", "", text[2:]
+        file, _, function = text.partition("\n")
+        return file, function, ""

@@ -28,6 +28,7 @@ _LAUNCHES = (
 )
 # Calls of a GPU's libraries, such as cudaMalloc, cuLaunchKernel and hipFree.
 _RUNTIME = re.compile(r"_*(cuda|cu|hip)[A-Z]")
+_OUT_OF_MEMORY = "[OutOfMemory]"
 
 
 def trace_of(profile: object, whole: bool = False) -> Trace:
@@ -105,7 +106,12 @@ def _kind_of(event: profiler.KinetoEvent) -> DeviceEventKind | None:
 
 
 def kind_by_name(name: str, on_gpu: bool) -> DeviceEventKind | None:
-    """Return what an event of a GPU or of its libraries is; None for anything else."""
+    """Return what an event of a GPU or of its libraries is; None for anything else.
+
+    An allocation that failed is in the event tree, too, and counts there.
+    """
+    if name == _OUT_OF_MEMORY:
+        return None
     if name.startswith(_LAUNCHES):
         return DeviceEventKind.LAUNCH
     if not on_gpu:
