@@ -51,7 +51,7 @@ def has_measured(report: pytest.TestReport) -> bool:
 
 
 def failure_of(report: pytest.TestReport) -> tuple[CodeLines, str, str] | None:
-    """Return the lines that a failure blames, its kind and its first sentence.
+    """Return the lines that a failure blames, its kind with who holds what, and its first sentence.
 
     None for any other report.
     """
@@ -64,7 +64,9 @@ def failure_of(report: pytest.TestReport) -> tuple[CodeLines, str, str] | None:
     for window in windows:
         if window["sentence"]:
             place = window["place"]
-            kind = next(iter(window["kinds"]), "")
+            holders = window["result"]["retained"].get("holders", ())
+            held = [f"{holder['fate']} {holder['by']}" for holder in holders[:1]]
+            kind = " ".join((*window["kinds"][:1], *held))
             return (CodeLines.from_json(place), kind, window["sentence"]) if place else None
     return None
 
