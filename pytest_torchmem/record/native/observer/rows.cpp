@@ -37,6 +37,7 @@ Thread& thread() {
   // What code stood at an address may be another one by now; stamps tell, and this bounds what is kept.
   if (t->lines.size() > 100000) t->lines.clear();
   if (t->codes.size() > 20000) t->codes.clear();
+  if (t->names.size() > 20000) t->names.clear();
   t->recording = now;
   return *t;
 }
