@@ -66,6 +66,7 @@ def test_a_fork_runs_on_our_own_machine_only_when_its_label_is_put_on() -> None:
 
 
 def test_actions_are_pinned_by_commit() -> None:
-    used = re.findall(r"uses: (.*)", WORKFLOW.read_text("utf-8"))
+    # The action of this repository is the commit's own.
+    used = set(re.findall(r"uses: (.*)", WORKFLOW.read_text("utf-8"))) - {"./"}
     assert used
     assert [one for one in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", one)] == []
