@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from pytest_torchmem.building.cache import cache_root
+
 pytest_plugins = ["pytester", "tests.project"]
 
 # These tests read what pytest prints on a terminal; on a build server pytest and we print more.
@@ -29,9 +31,12 @@ def inner_runs_load_no_plugin_but_ours() -> Iterator[None]:
     Nor does it write bytecode: a test may write two programs of one size in one second, and the
     second would be taken for the first.
 
+    What is compiled once is in our cache, whatever home such a run has.
+
     A fixture sets this and not the module: xdist's workers inherit the controller's environment.
     """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache_root().parent))
         patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
         patch.setenv("PYTEST_PLUGINS", "pytest_torchmem.plugin.hooks")
         patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
@@ -75,6 +80,7 @@ SLOW = (
     "tests/record/graphs/test_fx.py",
     "tests/record/holders/test_holders.py",
     "tests/record/holders/test_local_variables.py::test_a_tensor_is_found_by_the_variable",
+    "tests/record/native/",
     "tests/record/owners/test_bare_storages.py",
     "tests/record/owners/test_frozen_objects.py",
     "tests/record/owners/test_live_objects.py",
@@ -144,6 +150,7 @@ NIGHTLY: tuple[str, ...] = (
     "tests/record/test_cuts.py::test_nobody_can_tell_where_a_body_was_cut[statements-recompute]",
     "tests/record/test_cuts.py::test_nobody_can_tell_where_a_body_was_cut[statements-train]",
     "tests/record/test_undisturbed_peaks.py",
+    "tests/record/native/test_choice.py::test_a_real_compiler_builds_one_that_works",
     "tests/record/undisturbed/test_programs.py::test_a_program_ends_as_without_a_measurement[nightly",
     "tests/store/test_baseline_scale.py",
     "tests/stress/",

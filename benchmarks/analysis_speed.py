@@ -36,8 +36,8 @@ from torch.profiler._memory_profiler import MemoryProfile, MemoryProfileTimeline
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
 from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.analysis.torch_view.torch_timeline import TorchMemoryProfile
+from pytest_torchmem.record.profiled.from_profiler import trace_of
 from pytest_torchmem.record.torch_api import profiler
-from pytest_torchmem.record.tree.from_profiler import trace_of
 
 GOAL = 15.0
 #: Layers of the model, and training steps: some 10,000 events, 19,000, 150,000 and a million.
@@ -105,11 +105,11 @@ def torchs(finished: Any) -> object:
 
 
 def ours_with_torchs_labels(finished: Any) -> object:
-    return TorchMemoryProfile(build_op_tree(trace_of(finished, "cpu"))).coalesced("cpu")
+    return TorchMemoryProfile(build_op_tree(trace_of(finished))).coalesced("cpu")
 
 
 def ours(finished: Any) -> object:
-    return analyze_trace(trace_of(finished, "cpu")).timeline
+    return analyze_trace(trace_of(finished)).timeline
 
 
 def floor(finished: Any) -> object:
@@ -185,7 +185,7 @@ def bytes_per_event(events: int = 1_000_000) -> float:
     """Bytes of a trace of a million events, made by repeating one step's."""
     import numpy as np
 
-    one = trace_of(recorded(1), "cpu")
+    one = trace_of(recorded(1))
     copies = -(-events // len(one.events))
     tracemalloc.start()
     tables = [

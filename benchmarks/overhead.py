@@ -3,15 +3,12 @@
     python -m benchmarks overhead [--device cpu] [--clock wall|processor] [--repeat 15]
                                   [--output FILE.md]
 
-The body is a training step of a 12-layer GPT. Within a round the levels take turns, and each ratio
-is that of a round; shown are the medians. Only the body is timed, the bare one, too, after garbage
+The body is a training step of a 12-layer GPT. Within a round the ways take turns, and each ratio is
+that of a round; shown are the medians. Only the body is timed, the bare one, too, after garbage
 was collected: what is done before and after it (settling the device, reading the recording,
 analysing it) is told apart.
 
-* counters: the allocator's peak counters are read; on a GPU only.
-* events: the allocator's history is kept, too; on a GPU only.
-* full: all that `Recorder` does, which every category, line and module comes from. On the CPU this
-  is all there is, so the goals of the other levels hold for it there.
+* measured: all that `Recorder` does, which every category, line and module comes from.
 * profiler alone: torch's profiler with shapes, memory and stacks, and nothing of ours beside it.
 
 The step is small: a fast GPU waits for Python most of the time, and then the ratio is that of host
@@ -44,13 +41,11 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from benchmarks.analysis_speed import GPT
 from pytest_torchmem.analysis.pipeline import analyze_trace
-from pytest_torchmem.measuring.counted import CounterMeasurement
 from pytest_torchmem.record.devices import settle, synchronize
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import profiler
-from pytest_torchmem.values.results import Level
 
-GOALS = {"counters": 1.02, "events": 1.10, "full": 1.30}
+GOAL = 1.20
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
 
@@ -86,8 +81,8 @@ class Clock:
         return self._now() - start
 
 
-class Levels:
-    """Times a body at each level; ``around`` collects what is spent before and after it."""
+class Kinds:
+    """Times a body in each way; ``around`` collects what is spent before and after it."""
 
     def __init__(self, device: torch.device, clock: Clock, body: Callable[[], None]) -> None:
         self._device, self._clock, self._body = device, clock, body
@@ -100,23 +95,13 @@ class Levels:
         return self._clock.time(self._body)
 
     def profiler_alone(self) -> float:
-        session = profiler.Profiler()
+        session = profiler.Session()
         session.start()
         seconds = self._clock.time(self._body)
         session.stop()
         return seconds
 
-    def counters(self, level: Level = Level.COUNTERS) -> float:
-        counters = CounterMeasurement(str(self._device), level)
-        counters.start()
-        seconds = self._clock.time(self._body)
-        counters.stop()
-        return seconds
-
-    def events(self) -> float:
-        return self.counters(Level.EVENTS)
-
-    def full(self) -> float:
+    def measured(self) -> float:
         recorder = Recorder(self._device)
         begin = time.process_time()
         recorder.start()
@@ -132,37 +117,35 @@ class Levels:
         return seconds
 
 
-def levels_table(device: torch.device, clock: Clock, repeat: int) -> str:
-    levels = Levels(device, clock, training_step(device))
-    kinds, goals = {"profiler alone": levels.profiler_alone, "full": levels.full}, GOALS
-    if device.type == "cpu":
-        goals = {"full": GOALS["events"]}
-    else:
-        kinds = {"counters": levels.counters, "events": levels.events, **kinds}
+def step_table(device: torch.device, clock: Clock, repeat: int) -> str:
+    step = Kinds(device, clock, training_step(device))
+    kinds = {"profiler alone": step.profiler_alone, "measured": step.measured}
     ratios: dict[str, list[float]] = {name: [] for name in kinds}
     bare = []
     for _ in range(repeat):
-        before = levels.bare()
+        before = step.bare()
         for name, timed in kinds.items():
             seconds = timed()
-            after = levels.bare()
+            after = step.bare()
             # The bare body right before and right after: a slow moment slows all three.
             ratios[name].append(2 * seconds / (before + after))
             bare.append(before := after)
     medians = {name: statistics.median(values) for name, values in ratios.items()}
     rows = [
-        [name, f"{median:.3f}x", f"{min(ratios[name]):.3f}x", _goal(goals.get(name), median)]
+        [name, f"{median:.3f}x", f"{min(ratios[name]):.3f}x", _goal(name, median)]
         for name, median in medians.items()
     ]
-    lines = [tabulate(rows, ["level", "median", "least", "goal"], "github"), ""]
+    lines = [tabulate(rows, ["", "median", "least", "goal"], "github"), ""]
     lines.append(f"The bare body takes {statistics.median(bare):.3f} s. Around a recorded one:")
-    spent = {name: statistics.median(values) for name, values in levels.around.items()}
+    spent = {name: statistics.median(values) for name, values in step.around.items()}
     lines.append(", ".join(f"{name} {seconds:.3f} s" for name, seconds in spent.items()) + ".")
     return "\n".join(lines)
 
 
-def _goal(goal: float | None, ratio: float) -> str:
-    return f"{goal:.2f}x, {'reached' if ratio <= goal else 'missed'}" if goal else ""
+def _goal(name: str, ratio: float) -> str:
+    if name != "measured":
+        return ""
+    return f"{GOAL:.2f}x, {'reached' if ratio <= GOAL else 'missed'}"
 
 
 def start_table(repeat: int) -> str:
@@ -218,7 +201,7 @@ def main() -> None:
             f"--clock {clock} --repeat {options.repeat}`.",
             "",
             *_SIMULATED * ("simulated" in name),
-            levels_table(device, Clock(device, CLOCKS[clock]), options.repeat),
+            step_table(device, Clock(device, CLOCKS[clock]), options.repeat),
             "",
             "Installed and not used:",
             "",

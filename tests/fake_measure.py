@@ -22,13 +22,11 @@ from pytest_torchmem.values.contributors import (
 )
 from pytest_torchmem.values.errors import DeviceError, DeviceNameError, RecordingError
 from pytest_torchmem.values.picture import Picture, Track
-from pytest_torchmem.values.results import Counters, Fate, Holder, Level, Peak, Result, Retained
+from pytest_torchmem.values.results import Counters, Fate, Holder, Peak, Result, Retained
 from pytest_torchmem.values.trace import Trace
 
 MiB = 1 << 20
 state: dict[str, Any] = {
-    "rubbish": 0,
-    "counted": 0,
     "used": [],
     "busy": False,
     "backward": True,
@@ -39,8 +37,7 @@ state["struck"] = []
 
 
 def install():
-    measuring = ("measuring.body_measurement", "measuring.counted")
-    for name in (*measuring, "record.devices", "record.environment"):
+    for name in ("measuring.body_measurement", "record.devices", "record.environment"):
         sys.modules[f"pytest_torchmem.{name}"] = sys.modules[__name__]
 
 
@@ -227,34 +224,3 @@ class BodyMeasurement:
     def profile_so_far(self):
         trace = types.SimpleNamespace(trace=Trace())
         return types.SimpleNamespace(tree=trace, out_of_memory=tuple(state["struck"]))
-
-
-class CounterMeasurement:
-    """Counts what the body uses and ``state["rubbish"]``, which others left behind."""
-
-    def __init__(self, device, level, *, empties_cache=False):
-        self.device, self.level = device, level
-
-    def start(self):
-        assert not state["recording"]
-        state["used"] = []
-        state["counted"] += 1
-
-    def stop(self):
-        used = sum(contributor.size_bytes for contributor, _ in state["used"])
-        self.least = self._result(used)
-        return self._result(used + state["rubbish"])
-
-    def _result(self, size_bytes):
-        nothing = CategoryBytes()
-        counters = Counters(size_bytes, size_bytes, size_bytes, 4 * MiB)
-        kept = sum(contributor.size_bytes for contributor, retained in state["used"] if retained)
-        return Result(
-            name="",
-            device=self.device,
-            estimated=False,
-            peak=Peak(size_bytes, 0, nothing, nothing),
-            retained=Retained(kept if self.level is Level.EVENTS else 0, nothing),
-            counters=counters,
-            level=self.level,
-        )

@@ -41,12 +41,11 @@ from pytest_torchmem.analysis.storages.timeline import (
     row_times,
 )
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
-from pytest_torchmem.values.errors import TraceError
 from pytest_torchmem.values.findings import Difference
 from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.trace import LOOP, MarkKind, Trace
-from pytest_torchmem.values.units import format_size
+from pytest_torchmem.values.units import Device, format_size
 
 # What another clock says may be off by so much.
 _CLOCKS_NS: Final = 2000
@@ -463,10 +462,11 @@ class MemoryProfile(GpuQuestions):
         )
 
     def _retained_at(self, rank: float) -> NDArray[np.int64]:
-        """Storages that the window made and that are alive; workspaces belong to their library."""
+        """Storages that came in the window and are alive; workspaces belong to their library."""
         alive = (self.storages.born <= rank) & (self.storages.died > rank)
         alive &= self.labels != Category.WORKSPACE.column
-        return np.flatnonzero(alive & self.evidence.made & self.evidence.mine)
+        came = self.evidence.window.holds(self.storages.born)
+        return np.flatnonzero(alive & came & self.evidence.mine)
 
 
 def _telling(contributors: tuple[Contributor, ...]) -> tuple[Contributor, ...]:
@@ -489,18 +489,15 @@ def _telling_each(contributors: tuple[Contributor, ...]) -> tuple[Contributor, .
 
 
 def analyze_trace(
-    trace: Trace, device: str | None = None, passes: Sequence[OwnPass] = ()
+    trace: Trace, device: Device | None = None, passes: Sequence[OwnPass] = ()
 ) -> MemoryProfile:
     """Analyse a trace; ``device`` names the one to look at, by default the one recorded for.
 
     ``passes`` are category passes of users.
 
-    Raises `TraceError` if the trace holds nothing of that device.
+    Raises `DeviceError` if the trace holds nothing of that device.
     """
-    name = device or str(trace.meta.get("device", "cpu"))
-    if device is not None and device not in trace.devices:
-        seen = ", ".join(trace.devices) or "none"
-        raise TraceError(f"the trace has no allocations on {device}; it has: {seen}")
+    name = trace.device_named(device)
     tree = op_tree.build_op_tree(trace)
     ranks = tree.mark_ranks
     stops = ranks[trace.marks["kind"] == MarkKind.STOP]

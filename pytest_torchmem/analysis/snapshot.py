@@ -43,7 +43,7 @@ from pytest_torchmem.values.errors import SnapshotError
 from pytest_torchmem.values.json_values import WRONG, checked_list, shown, told_damage, whole_number
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Peak, Result, Retained
-from pytest_torchmem.values.units import format_size
+from pytest_torchmem.values.units import Device, device_text, format_size, resolve_device
 
 
 @dataclass(frozen=True)
@@ -215,20 +215,18 @@ def _largest_first(lives: StorageLives, wanted: NDArray[np.bool_]) -> tuple[Cont
     return tuple(sorted(found, key=lambda c: (-c.size_bytes, c.operator, str(c.source))))
 
 
-def read_snapshot(data: object, device: int | None = None) -> Snapshot:
+def read_snapshot(data: object, device: Device | int | None = None) -> Snapshot:
     """Return one device of what ``torch.cuda.memory._snapshot()`` gave, by default the busiest.
 
-    Raises `SnapshotError` for anything else, `RequestError` where the history does not fit the
-    segments.
+    Raises `SnapshotError` for anything else, `DeviceError` for a device that is not in it,
+    `RequestError` where the history does not fit the segments.
     """
     try:
         if not isinstance(data, dict) or not isinstance(data.get("device_traces"), list):
             raise ValueError("it has no device_traces")
         traces: Sequence[Sequence[TraceEntry]] = data["device_traces"]
         settings = _settings(data.get("allocator_settings") or {})
-        number = _busiest(traces) if device is None else device
-        if not 0 <= number < len(traces):
-            raise SnapshotError(f"the snapshot has no device {number}; it has {len(traces)}")
+        number = _busiest(traces) if device is None else _number_of(device, traces)
         entries = checked_list(traces[number])
         for entry in entries:
             _check_numbers(entry)
@@ -249,6 +247,13 @@ def read_snapshot(data: object, device: int | None = None) -> Snapshot:
             f"this is no snapshot of torch's allocator: {told_damage(error)}; write one "
             "with torch.cuda.memory._dump_snapshot(path) after _record_memory_history()"
         ) from None
+
+
+def _number_of(device: Device | int, traces: Sequence[Sequence[TraceEntry]]) -> int:
+    """Return the number of the device that is meant; ``cuda`` is the one that allocated."""
+    name = f"cuda:{device}" if isinstance(device, int) else device_text(device)
+    there = [f"cuda:{n}" for n, entries in enumerate(traces) if entries or ":" in name]
+    return int(resolve_device(name, there, "the snapshot").partition(":")[2])
 
 
 def _check_numbers(entry: Mapping[str, object]) -> None:

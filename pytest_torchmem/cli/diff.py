@@ -12,12 +12,11 @@ from pytest_torchmem.analysis.judge.causes import line_text
 from pytest_torchmem.analysis.judge.differences import Comparison, compare
 from pytest_torchmem.cli.inputs import Key, Measurements
 from pytest_torchmem.report.page.comparison import ORDER, ComparedTest, comparison_page
-from pytest_torchmem.report.text.tables import one_line
 from pytest_torchmem.values.baseline import TOTAL, Allowance, Change
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.findings import LineDifference, words
 from pytest_torchmem.values.json_values import Json
-from pytest_torchmem.values.units import format_change, format_size
+from pytest_torchmem.values.units import format_change, format_size, one_line
 
 CAUSES: Final = 3
 _STYLES: Final = {Change.GROWN: "31", Change.SHRUNK: "32", Change.NEW: "36", Change.GONE: "33"}

@@ -12,7 +12,6 @@ from typing import Final
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.analysis.sampling import sketch
-from pytest_torchmem.report.text.tables import one_line
 from pytest_torchmem.report.viewers.memory_viz import pickled
 from pytest_torchmem.report.viewers.perfetto import chrome_trace
 from pytest_torchmem.store.baseline_file import read_any
@@ -20,10 +19,10 @@ from pytest_torchmem.store.run_reports import KIND, RunReport, parse_run, read_j
 from pytest_torchmem.store.snapshots import load_snapshot
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.baseline import BaselineEntry
-from pytest_torchmem.values.errors import BaselineError, DeviceNameError, ReportError
+from pytest_torchmem.values.errors import BaselineError, ReportError
 from pytest_torchmem.values.json_values import open_file
 from pytest_torchmem.values.measured import MeasuredTest, Window, unjudged
-from pytest_torchmem.values.units import format_size
+from pytest_torchmem.values.units import format_size, one_line
 
 _BASELINE_FOLDER: Final = "__torchmem__"
 _RESULTS: Final = KIND.encode()
@@ -221,7 +220,7 @@ def read_recording(path: Path, device: str = "") -> GpuQuestions:
     """
     if recording_kind(path) is not Recording.SNAPSHOT:
         return analyze_trace(load_trace(path), device or None)
-    return load_snapshot(path, _number(device) if device else None)
+    return load_snapshot(path, device or None)
 
 
 def run_of(path: Path, name: str) -> RunReport:
@@ -246,10 +245,3 @@ def converted(trace: Path, output: Path) -> bytes | None:
     if output.suffix == ".pickle":
         return pickled(analyze_trace(load_trace(trace)))
     return None
-
-
-def _number(device: str) -> int:
-    kind, _, number = device.partition(":")
-    if kind != "cuda" or not (number or "0").isdecimal():
-        raise DeviceNameError(f"a snapshot has devices cuda:0 and so on, not {device!r}")
-    return int(number or "0")

@@ -7,9 +7,9 @@ import enum
 import io
 import json
 import os
-import re
 import shutil
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,19 +26,19 @@ from pytest_torchmem.cli.inputs import (
     recording_kind,
 )
 from pytest_torchmem.report.history import history_page, history_plots, history_table
-from pytest_torchmem.report.text.tables import ANY_WIDTH, one_line
+from pytest_torchmem.report.text.tables import ANY_WIDTH, log_line
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate.gpus import parse_gpu
 from pytest_torchmem.simulate.process import notice, parse_world, variables
 from pytest_torchmem.simulate.torch_builds import fetch, torch_build
-from pytest_torchmem.store.acceptances import read_acceptances
+from pytest_torchmem.store.acceptances import commits_address, read_acceptances
 from pytest_torchmem.store.files import write_report
 from pytest_torchmem.store.run_reports import RunReport, merged
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.errors import ReportError, SimulationError, SizeError, TorchmemError
 from pytest_torchmem.values.json_values import WRONG, told_damage
-from pytest_torchmem.values.units import format_size, parse_floor, parse_fraction
+from pytest_torchmem.values.units import format_size, one_line, parse_floor, parse_fraction
 
 
 class Exit(enum.IntEnum):
@@ -47,12 +47,12 @@ class Exit(enum.IntEnum):
     OK = 0
     GROWN = DOES_NOT_FIT = 1
     BAD_INPUT = 2
+    FAULT = 3
 
 
 _FLOOR: Final = "5% up to 1MiB"
 _COUNTERS: Final = ("reserved", "active", "allocated", "requested")
 _DAMAGE: Final = (*WRONG, ArithmeticError, LookupError, MemoryError)
-_COMMAND: Final = re.compile(r"^([^\S\n]*)::", re.MULTILINE)
 _EPILOG: Final = "exit codes: 0 nothing grew, 1 something grew (diff only), 2 bad input"
 _FITS_EPILOG: Final = "exit codes: 0 all fit, 1 one does not, 2 bad input"
 
@@ -75,23 +75,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough, as in `torchmem show x | head`
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
         return int(Exit.OK)
+    except OSError as error:  # a name that is no name here: too long, with a NUL
+        about = f"{error.filename}: " if error.filename else ""
+        print(f"torchmem: {one_line(about)}{error.strerror or error}", file=sys.stderr)
+    except Exception:
+        # Python's own code for this would say that something grew.
+        traceback.print_exc()
+        print("torchmem: this is a fault of torchmem; please report it", file=sys.stderr)
+        return int(Exit.FAULT)
     return int(Exit.BAD_INPUT)
 
 
 def _say(text: str, coloured: bool = False) -> None:
     """Print what was asked for, and no character of a file that tells a terminal what to do.
 
-    Text that has colours is made of names without such characters. A build server takes a line
-    that begins with two colons for a command.
+    Text that has colours is made of names without such characters.
     """
-    if not coloured:
-        text = "\n".join(map(one_line, text.split("\n")))
-    print(_COMMAND.sub(r"\1: :", text))
+    print(text if coloured else "\n".join(map(log_line, text.split("\n"))))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="torchmem", description="Look at measured memory.", epilog=_EPILOG
+        prog="torchmem",
+        description="Look at measured memory.",
+        epilog=f"{_EPILOG}, 3 a fault of torchmem",
     )
     parser.add_argument("--version", action="version", version=f"torchmem {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -183,7 +190,7 @@ def _history(options: argparse.Namespace) -> Exit:
     if options.output:
         if options.output.suffix != ".html":
             raise ReportError(f"{options.output}: a history is written as .html")
-        write_report(options.output, history_page(history))
+        write_report(options.output, history_page(history, commits_address(options.folder)))
         print(f"history written: {options.output}")
         return Exit.OK
     plain = "utf" not in (sys.stdout.encoding or "").lower()

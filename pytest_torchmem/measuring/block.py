@@ -43,7 +43,14 @@ from pytest_torchmem.values.findings import (
 from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
-from pytest_torchmem.values.units import MOST_RUNS, format_size, is_run_count, reads_as_size
+from pytest_torchmem.values.units import (
+    MOST_RUNS,
+    Device,
+    device_text,
+    format_size,
+    is_run_count,
+    reads_as_size,
+)
 
 __tracebackhide__ = is_torchmem_error
 
@@ -319,7 +326,7 @@ def measure(
     name: str = "",
     total: Size | SizeByDevice | None = None,
     *,
-    device: str | None = None,
+    device: Device | None = None,
     warmup: int = 0,
     output: str | os.PathLike[str] | None = None,
     **limits: Size | SizeByDevice | None,
@@ -330,7 +337,7 @@ def measure(
     name: object = "",
     total: Size | SizeByDevice | None = None,
     *,
-    device: str | None = None,
+    device: Device | None = None,
     warmup: int = 0,
     output: str | os.PathLike[str] | None = None,
     **limits: Size | SizeByDevice | None,
@@ -364,4 +371,4 @@ def measure(
             f"measure, warmup: {shown(warmup)} is not a number of runs, 0 to {MOST_RUNS:,}"
         )
     asked = read_limits(OWNER, {"total": total, **limits})
-    return Measure(name, _Expected(str(device or ""), warmup, asked, output))
+    return Measure(name, _Expected(device_text(device) if device else "", warmup, asked, output))

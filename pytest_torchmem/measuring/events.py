@@ -32,13 +32,13 @@ def read_events(profile: object) -> Events:
     return Events(build_op_tree(trace_in(profile, whole=True)))
 
 
-def trace_in(profile: object, device: str | None = None, *, whole: bool = False) -> Trace:
+def trace_in(profile: object, *, whole: bool = False) -> Trace:
     """Return a `Trace` as it is, or that of a finished profile; see `trace_of`."""
     if isinstance(profile, Trace):
         return profile
-    from pytest_torchmem.record.tree.from_profiler import trace_of  # reading needs no torch
+    from pytest_torchmem.record.profiled.from_profiler import trace_of  # reading needs no torch
 
-    return trace_of(profile, device, whole)
+    return trace_of(profile, whole)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -27,32 +28,38 @@ from pytest_torchmem.report.viewers.memory_viz import pickled
 from pytest_torchmem.report.viewers.perfetto import chrome_trace
 from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.trace import Trace
+from pytest_torchmem.values.units import Device
 
 Labels = Literal["torchmem", "torch"]
 #: What a stack weighs in a flame graph.
 Weight = Literal["peak", "allocated", "time", "device_time"]
 
+_IN_TORCH: Final = {
+    "self_cpu_time_total": "time",
+    "self_cuda_time_total": "device_time",
+    "self_device_time_total": "device_time",
+}
 _ENDINGS: Final = (".html", ".json", ".json.gz", ".raw.json.gz")
 
 
 def analyze(
-    profile: object, device: str | None = None, passes: Sequence[OwnPass] = ()
+    profile: object, device: Device | None = None, passes: Sequence[OwnPass] = ()
 ) -> MemoryProfile:
     """Analyse a `Trace` or a finished ``torch.profiler.profile`` (shapes, memory, stacks on).
 
-    ``device`` is ``"cpu"`` or ``"cuda:1"``; by default the trace's own, or for a profile the first
-    GPU where there is one. ``passes`` are category passes of your own, as the hook
-    ``pytest_torchmem_category_passes`` returns them. Raises `TraceError` for a profile that has
-    not finished.
+    ``device`` is ``"cpu"``, ``"cuda:1"``, or ``"cuda"`` for the one GPU in it; by default the one
+    that a trace was recorded for, or the first GPU that a profile allocates on. ``passes`` are
+    category passes of your own, as the hook ``pytest_torchmem_category_passes`` returns them.
+    Raises `TraceError` for a profile that has not finished, and `DeviceError` for a device that
+    is not in it.
     """
-    of_trace = device if isinstance(profile, Trace) else None
-    return analyze_trace(trace_in(profile, device), of_trace, passes)
+    return analyze_trace(trace_in(profile), device, passes)
 
 
 def export_memory_timeline(
     profile: object,
     path: str | os.PathLike[str],
-    device: str | None = None,
+    device: Device | None = None,
     labels: Labels = "torchmem",
 ) -> None:
     """Write the memory timeline of a finished profile, as the method that torch deprecates does.
@@ -64,8 +71,8 @@ def export_memory_timeline(
     AUTOGRAD_DETAIL, none of them), behind a column of zeros.
 
     With ``labels="torch"`` the data are torch's own; the default uses the labels of this package.
-    Raises `TraceError` for a profile that has not finished, `ValueError` for other labels,
-    `ReportError` for another ending.
+    Raises `TraceError` for a profile that has not finished, `DeviceError` for a device that is not
+    in it, `ValueError` for other labels, `ReportError` for another ending.
     """
     if labels not in ("torchmem", "torch"):
         raise ValueError(f"labels must be 'torchmem' or 'torch', not {labels!r}")
@@ -74,18 +81,20 @@ def export_memory_timeline(
         raise ReportError(
             f"{name}: a memory timeline is written as {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}"
         )
-    from pytest_torchmem.record.tree.from_profiler import default_device
-
-    device = device or default_device()
-    data = _timeline_as(name, trace_in(profile, device), device, labels)
+    trace = trace_in(profile)
+    data = _timeline_as(name, trace, device, labels)
     if isinstance(data, Timeline):
-        page = picture_page(sketch_timeline(data), title=device)
-        Path(name).write_text(page, encoding="utf-8")
+        write_timeline_page(Path(name), data, trace.device_named(device))
     else:
         write_json(name, data)
 
 
-def _timeline_as(name: str, trace: Trace, device: str, labels: Labels) -> object:
+def write_timeline_page(path: Path, timeline: Timeline, title: str) -> None:
+    """Write a page with a picture of bytes by category over time."""
+    path.write_text(picture_page(sketch_timeline(timeline), title=title), encoding="utf-8")
+
+
+def _timeline_as(name: str, trace: Trace, device: Device | None, labels: Labels) -> object:
     """Return the timeline of a device; for a file of JSON its changes, or its sums at each time."""
     is_page, is_raw = name.endswith(".html"), name.endswith("raw.json.gz")
     if labels == "torch":
@@ -93,14 +102,14 @@ def _timeline_as(name: str, trace: Trace, device: str, labels: Labels) -> object
         if is_page:
             return theirs.timeline(device)
         return theirs.raw(device) if is_raw else theirs.coalesced(device)
-    own = analyze_trace(trace, device if device in trace.devices else None)
+    own = analyze_trace(trace, device)
     if is_page:
         return own.timeline
     return (raw_changes if is_raw else coalesced)(own.timeline, start_ns(own.tree))
 
 
 def export_chrome_trace(
-    profile: object, path: str | os.PathLike[str], device: str | None = None
+    profile: object, path: str | os.PathLike[str], device: Device | None = None
 ) -> None:
     """Write operators beside counters of bytes by category, for Perfetto and chrome://tracing.
 
@@ -111,7 +120,7 @@ def export_chrome_trace(
 
 
 def export_memory_snapshot(
-    profile: object, path: str | os.PathLike[str], device: str | None = None
+    profile: object, path: str | os.PathLike[str], device: Device | None = None
 ) -> None:
     """Write a snapshot for https://pytorch.org/memory_viz: each storage with where it comes from.
 
@@ -125,20 +134,25 @@ def export_memory_snapshot(
 def export_stacks(
     profile: object,
     path: str | os.PathLike[str],
-    weight: Weight = "peak",
-    device: str | None = None,
+    weight: Weight | str = "peak",
+    device: Device | None = None,
 ) -> None:
     """Write the Python stacks of calls with a weight each, for flame graph tools.
 
     Each line is ``outer;inner;operator 17``. ``weight`` decides what is counted: bytes that were
     live at the ``peak``, bytes ``allocated`` in all, or the microseconds that calls took themselves
-    on the CPU (``time``) or on a GPU (``device_time``).
+    on the CPU (``time``) or on a GPU (``device_time``). The names that torch has for these two are
+    taken as well: ``self_cpu_time_total``.
 
     As ``export_stacks`` of a ``torch.profiler.profile``, which knows the two times, and writes an
-    empty file unless the profiler was asked to be verbose. ``profile`` is a `Trace`, its analysis,
-    or a finished profile with stacks. Raises `TraceError` for a profile that has not finished,
-    `ValueError` for another weight.
+    empty file unless the profiler was asked to be verbose. torch has a line for each call, drops
+    what each took beyond whole microseconds, and leaves out calls without a stack. Here the calls
+    of one stack are one line, and stacks that took less than a microsecond in all have none.
+
+    ``profile`` is a `Trace`, its analysis, or a finished profile with stacks. Raises `TraceError`
+    for a profile that has not finished, `ValueError` for another weight.
     """
+    weight = _IN_TORCH.get(weight, weight)
     if weight not in get_args(Weight):
         raise ValueError(f"weight must be one of {', '.join(get_args(Weight))}, not {weight!r}")
     if weight in ("time", "device_time"):
@@ -150,8 +164,12 @@ def export_stacks(
     Path(path).write_text(collapsed(stacks), encoding="utf-8")
 
 
-def _analysed(profile: object, device: str | None) -> MemoryProfile:
-    return profile if isinstance(profile, MemoryProfile) else analyze(profile, device)
+def _analysed(profile: object, device: Device | None) -> MemoryProfile:
+    """Return the analysis of a profile, or one that is there already, of a device."""
+    if not isinstance(profile, MemoryProfile):
+        return analyze(profile, device)
+    name = profile.device if device is None else profile.tree.trace.device_named(device)
+    return profile if name == profile.device else replace(profile, device=name)
 
 
 def write_json(name: str, data: object) -> None:

@@ -141,9 +141,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
                 raise
             from pytest_torchmem.plugin.item.call import ended_by
 
-            if not ended_by(item, error):
-                raise
-            outcome = None
+            ended_by(item, error)
+            raise
     finally:
         item.stash[IN_CALL] = False
     # The body itself may have been the first to ask.

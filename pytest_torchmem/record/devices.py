@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from time import time_ns
 from typing import Any, Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pytest_torchmem.record.torch_api import allocator, autograd, fake_tensors, profiler
 from pytest_torchmem.values.errors import DeviceError, DeviceNameError
-from pytest_torchmem.values.packed import Table
-from pytest_torchmem.values.units import KiB, MiB
+from pytest_torchmem.values.units import KiB, MiB, device_text
 
 
 def find_device(name: str | None = None) -> torch.device:
@@ -74,6 +65,7 @@ def _cuda_reserves() -> bool:
 
 def named_device(name: str) -> torch.device:
     """Return the device called ``name``, there or not. Raises `DeviceNameError`."""
+    name = device_text(name)
     try:
         return torch.device(name)
     except RuntimeError as error:
@@ -118,7 +110,13 @@ def placed_on(device: str, values: Any) -> Any:
 
 
 def _missing(name: str) -> str | None:
-    """Why a byte cannot be allocated on a device; None if it can."""
+    """Why a byte cannot be allocated on a device; None if it can.
+
+    Some builds of torch end the process for a number that they do not have: it is compared first.
+    """
+    kind, _, number = name.partition(":")
+    if kind == "cuda" and 0 < (count := torch.cuda.device_count()) <= int(number or 0):
+        return f"this machine has {count}: {', '.join(f'cuda:{n}' for n in range(count))}"
     try:
         torch.empty(1, dtype=torch.uint8, device=name)
     except (RuntimeError, AssertionError) as error:
@@ -154,7 +152,7 @@ def _require_reports(device: torch.device) -> None:
     """
     if device.type in ("cuda", *_reporting) or profiler.profiler_is_active():
         return
-    session = profiler.Profiler()
+    session = profiler.Session()
     session.start()
     try:
         torch.empty(1, dtype=torch.uint8, device=device)
@@ -265,185 +263,3 @@ class CounterReader:
         stats = allocator.memory_stats(self._device)
         names = ("requested", "allocated", "active", "reserved")
         return {name: int(stats.get(f"{name}_bytes.all.{what}", 0)) for name in names}
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryEntry:
-    """One allocation or free in the allocator's history.
-
-    Attributes:
-        size_bytes: What was requested, also where it is freed.
-        time_ns: When, on the profiler's clock, in steps of a microsecond.
-        calls: The file, line and name of each Python call around it, innermost first, if known.
-    """
-
-    is_allocation: bool
-    pointer: int
-    size_bytes: int
-    time_ns: int
-    calls: tuple[tuple[str, int, str], ...] = ()
-
-
-class AllocatorHistory:
-    """Reads the requests that one device's allocator got while the profiler ran.
-
-    The profiler reports the size of the block that a request was given. A block is rounded up, and
-    a large one may keep a tail of up to 1 MiB that was too small to split off, depending on what
-    ran before. The allocator's own history has each request as it was made.
-
-    Somebody else's recording is used as it is, and left on. Off the GPU there is none: then
-    `requests` stays None, and sizes are those of blocks.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._reads = False
-        self._switched_on = self._keeps_calls = False
-        self._since_us = self._until_us = self.allocated = 0
-        self.requests: list[tuple[int, int]] | None = None
-
-    def start(self) -> None:
-        self._reads = self._device.type == "cuda"
-        if self._reads and not allocator.history_is_recorded():
-            allocator.record_history(True)
-            self._switched_on = True
-
-    def keep_calls(self) -> None:
-        """Note the Python calls around what is allocated from now on.
-
-        The profiler has none of a thread that the body starts.
-        """
-        if self._switched_on and not self._keeps_calls:
-            self._keeps_calls = True
-            allocator.record_history(True, with_calls=True)
-
-    def begin(self) -> None:
-        """Note that a session of the profiler begins; what came before is none of its entries."""
-        if self._reads:
-            stats = allocator.memory_stats(self._device)
-            self.allocated = stats.get("allocated_bytes.all.current", 0)
-        self._since_us = time_ns() // 1000
-
-    def end(self) -> None:
-        """Note that the session ends; what comes now is none of its entries."""
-        self._until_us = time_ns() // 1000
-
-    def read(self) -> list[HistoryEntry]:
-        """Return the entries between `begin` and `end`; `requests` gets the requests of them."""
-        if not self._reads:
-            return []
-        entries = [
-            HistoryEntry(
-                entry["action"] == "alloc",
-                entry["addr"],
-                entry["size"],
-                entry["time_us"] * 1000,
-                tuple(_calls(entry)) if self._keeps_calls else (),
-            )
-            for entry in allocator.history(self._device.index or 0)
-            if entry["action"] in ("alloc", "free_requested")
-            and self._since_us <= entry["time_us"] <= self._until_us
-        ]
-        made = [(entry.pointer, entry.size_bytes) for entry in entries if entry.is_allocation]
-        self.requests = [*(self.requests or ()), *made]
-        return entries
-
-    def fill(self, allocations: Table, times_ns: NDArray[np.int64], device: int) -> None:
-        """Fill ``requested_bytes`` of a device's rows of `trace.ALLOCATION`, made at some times."""
-        if self.requests is None:
-            return
-        made = allocations["size_bytes"] > 0
-        rows = np.flatnonzero(made & (allocations["device"] == device))
-        rows = rows[np.argsort(times_ns[rows], kind="stable")]
-        pointers, blocks = allocations["ptr"][rows], allocations["size_bytes"][rows]
-        requested = allocations["requested_bytes"]
-        requested[rows] = requested_bytes(pointers.tolist(), blocks.tolist(), self.requests)
-        allocations["requested_bytes"] = requested
-
-    def made_and_kept(self) -> int:
-        """Return the bytes asked for between `begin` and `end` that were not freed in between."""
-        alive: dict[int, int] = {}
-        for entry in self.read():
-            if entry.is_allocation:
-                alive[entry.pointer] = entry.size_bytes
-            else:
-                alive.pop(entry.pointer, None)
-        return sum(alive.values())
-
-    def stop(self) -> None:
-        """Leave the history as it was found."""
-        self._reads = False
-        if self._switched_on:
-            self._switched_on = False
-            allocator.record_history(False)
-
-
-def _calls(entry: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
-    for frame in entry.get("frames", ()):
-        yield frame["filename"], frame["line"], frame["name"]
-
-
-def requested_bytes(
-    pointers: Sequence[int], blocks: Sequence[int], requests: Iterable[tuple[int, int]]
-) -> list[int]:
-    """Return the bytes requested by each allocation, in the order they happened.
-
-    ``pointers`` and ``blocks`` are the allocations' addresses and block sizes, ``requests`` the
-    allocator's history as (address, bytes). The n-th allocation at an address is its n-th request.
-    Where the two do not tell the same story of an address, its allocations get 0: not known.
-    """
-    asked: dict[int, list[int]] = defaultdict(list)
-    for address, size_bytes in requests:
-        asked[address].append(size_bytes)
-    given: dict[int, list[int]] = defaultdict(list)
-    for index, pointer in enumerate(pointers):
-        given[pointer].append(index)
-    result = [0] * len(pointers)
-    for pointer, indices in given.items():
-        sizes = asked.get(pointer, [])
-        fits = all(size <= blocks[index] for size, index in zip(sizes, indices, strict=False))
-        if len(sizes) == len(indices) and fits:
-            for size, index in zip(sizes, indices, strict=True):
-                result[index] = size
-    return result
-
-
-# The recording of tiny operators grows by some 2 MiB from one look to the next.
-_MOST_AT_ONCE: Final = 4 * MiB
-
-
-class HostGrowth:
-    """The growth of this process beside its tensors on the CPU, from one `look` to the next.
-
-    A recording grows little by little. What comes at once is something else: what tensors have
-    taken once C's allocator keeps for others, and may find too small for them.
-    """
-
-    def __init__(self) -> None:
-        self._count = profiler.cpu_total()
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget what was seen."""
-        self.size_bytes = self._tensors = self._highest = 0
-
-    def look(self, *, counts: bool = True) -> None:
-        """Add to ``size_bytes`` what has been added since the last look, if it ``counts``."""
-        if self._count is None:
-            return
-        try:
-            private_bytes = _private_bytes()
-        except OSError:
-            return  # the body has as many files open as it may
-        self._tensors = max(self._tensors, self._count())
-        begins, grown = not self._highest, private_bytes - self._tensors - self._highest
-        if begins or grown > 0:
-            self._highest += grown
-        if counts and not begins and 0 < grown < _MOST_AT_ONCE:
-            self.size_bytes += grown
-
-
-def _private_bytes() -> int:
-    """Return what is in memory of this process, but for files and what processes share."""
-    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
-    return (resident - shared) * mmap.PAGESIZE

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from html import escape
 from importlib import resources
 from typing import Final
 
-from pytest_torchmem.report.text.tables import aligned, one_line
+from pytest_torchmem.report.page.svg import escaped
+from pytest_torchmem.report.text.tables import aligned
 from pytest_torchmem.store.acceptances import Acceptance
 from pytest_torchmem.values.baseline import TOTAL, Change
-from pytest_torchmem.values.units import format_change, format_share, format_size
+from pytest_torchmem.values.units import format_change, format_share, format_size, one_line
 
 ROWS: Final = 30
 """The latest changes that the table of all tests shows."""
@@ -66,7 +66,7 @@ def history_plots(history: Sequence[Acceptance], plain: bool) -> list[str]:
             bar = ("#" if plain else "█") * round(_BAR * i.after_bytes / largest)
             rows.append([i.date, _size(i), bar, change_text(i), i.author, i.commit, i.subject])
         headers = ["date", "peak", "", "change", "who", "commit", ""]
-        title = f"{one_line(test)} on {environment}"
+        title = one_line(f"{test} on {environment}")
         lines += ["", title, *aligned(rows, headers, "lrlr")]
     return lines[1:]
 
@@ -76,7 +76,7 @@ def _size(item: Acceptance) -> str:
 
 
 _WIDTH: Final = 360
-_HEIGHT: Final = 80
+_HEIGHT: Final = 96
 _LEFT: Final = 62
 _STYLE: Final = """
 main { max-width: 60rem; margin: 0 auto; padding: 1rem; }
@@ -104,15 +104,20 @@ svg text { fill: var(--faint); font: 11px system-ui, sans-serif; }
 """
 
 
-def history_page(history: Sequence[Acceptance]) -> str:
-    """Return the page of a history."""
+def history_page(history: Sequence[Acceptance], commits: str = "") -> str:
+    """Return the page of a history, the test whose peak changed by most first.
+
+    ``commits`` is the address of commits on the code host, to which their names are added.
+    """
     assets = resources.files("pytest_torchmem.report").joinpath("assets")
     css = assets.joinpath("page.css").read_text("utf-8")
     sections = [
-        f"<section><h2>{escape(test)} <small>on {escape(environment)}</small></h2>\n{_plot(items)}"
+        f"<section><h2>{escaped(test)} <small>on {escaped(environment)}</small></h2>\n"
+        f"{_plot(items)}"
         "<table><thead><tr><th>date<th class=number>peak<th class=number>change<th>who<th>commit"
-        f"<th></thead>\n{''.join(map(_row, reversed(items)))}</table></section>\n"
-        for (test, environment), items in sorted(by_test(history).items())
+        f"<th></thead>\n{''.join(_row(item, commits) for item in reversed(items))}"
+        "</table></section>\n"
+        for (test, environment), items in sorted(by_test(history).items(), key=_by_change)
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
@@ -122,12 +127,22 @@ def history_page(history: Sequence[Acceptance]) -> str:
     )
 
 
-def _row(item: Acceptance) -> str:
+def _by_change(pair: tuple[tuple[str, str], Sequence[Acceptance]]) -> tuple[float, str, str]:
+    """Sort by the share by which the peak changed over all, the largest first; then by name."""
+    name, items = pair
+    sizes = [item.after_bytes for item in items if item.change is not Change.UNUSED]
+    first, last = (sizes[0], sizes[-1]) if sizes else (0, 0)
+    return -abs(last - first) / max(first, 1), *name
+
+
+def _row(item: Acceptance, commits: str) -> str:
     size = "" if item.change is Change.UNUSED else format_size(item.after_bytes)
-    numbers = "".join(f"<td class=number>{escape(t)}" for t in (size, change_text(item)))
+    numbers = "".join(f"<td class=number>{escaped(t)}" for t in (size, change_text(item)))
+    commit = escaped(item.commit)
+    link = f'<a href="{escaped(commits)}{commit}">{commit}</a>' if commits else commit
     return (
-        f"<tr><td>{escape(item.date)}{numbers}<td>{escape(item.author)}"
-        f"<td class=code>{escape(item.commit)}<td>{escape(item.subject)}</tr>\n"
+        f"<tr><td>{escaped(item.date)}{numbers}<td>{escaped(item.author)}"
+        f"<td class=code>{link}<td>{escaped(item.subject)}</tr>\n"
     )
 
 
@@ -147,14 +162,17 @@ def _plot(items: Sequence[Acceptance]) -> str:
             drawn = False
             continue
         x = _LEFT + place * step
-        y = 14 + (_HEIGHT - 24) * (1 - item.after_bytes / largest)
+        y = 14 + (_HEIGHT - 38) * (1 - item.after_bytes / largest)
         path += f"V{y:.1f}" if drawn else f"M{x:.1f} {y:.1f}"
         path += f"H{x + step:.1f}"
         drawn = True
         told = f"{item.date}: {format_size(item.after_bytes)}, {item.author}"
-        dots += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escape(told)}</title></circle>'
+        dots += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escaped(told)}</title></circle>'
+    first, last = escaped(items[0].date), escaped(items[-1].date)
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="accepted peaks over time">'
-        f'<text x="0" y="18">{format_size(largest)}</text><text x="0" y="{_HEIGHT - 6}">0 B</text>'
+        f'<text x="0" y="18">{format_size(largest)}</text><text x="0" y="{_HEIGHT - 20}">0 B</text>'
+        f'<text x="{_LEFT}" y="{_HEIGHT - 4}">{first}</text>'
+        f'<text x="{_WIDTH - 8}" y="{_HEIGHT - 4}" text-anchor="end">{last}</text>'
         f'<path d="{path}"/>{dots}</svg>\n'
     )

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import os
 import re
 import shutil
 import struct
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.values.errors import SimulationError
+from pytest_torchmem.building.cache import unfinished
+from pytest_torchmem.building.cpp import (
+    BuildError,
+    compile_sources,
+    find_compiler,
+    options_of_torch,
+    run_compiler,
+)
 
 SOURCES: Final = Path(__file__).with_name("runtime")
 SOURCES_OF_OPERATORS: Final = Path(__file__).with_name("operators")
-UNFINISHED: Final = ".building"
 LIBRARY: Final = "libsimulated_cuda.so"
 # The runtime looks for it beside itself.
 LIBRARY_OF_OPERATORS: Final = "libsimulated_operators.so"
 # By what is here a linker finds CUDA's libraries without their versions.
 FOR_LINKERS: Final = "link"
 
-_COMPILERS: Final = ("g++", "clang++")
 _NAMES_OF_CUDA: Final = re.compile(r"lib(cu\w+|nccl|nvrtc|nvToolsExt|nvshmem_host)\.so")
 # Nothing is linked with these; torch and Triton open them by name.
 _OPENED_BY_NAME: Final = {"libnvidia-ml.so.1", "libcuda.so.1", "libcuda.so"}
@@ -44,10 +43,10 @@ def build(torch_libraries: Path, headers: Sequence[Path], macros: Iterable[str],
 
     ``torch_libraries`` is the ``lib`` folder of a CUDA build of torch, ``headers`` has the CUDA
     runtime's own. What the sources do not define returns 0 and does nothing. The folder appears
-    whole or not at all. Raises `SimulationError` without a compiler, or with what it says.
+    whole or not at all. Raises `BuildError` without a compiler, or with what it says.
     """
-    compiler = find_compiler()
-    with _unfinished(out) as folder:
+    compiler = find_compiler(any_kind=True)
+    with unfinished(out) as folder:
         made = folder / out.name
         made.mkdir()
         libraries = _read(torch_libraries)
@@ -55,7 +54,8 @@ def build(torch_libraries: Path, headers: Sequence[Path], macros: Iterable[str],
         text = (torch_libraries / "libc10_cuda.so").read_bytes()
         looked_up = re.findall(rb"\0((?:cu[A-Z]|nvml[A-Z])\w+)(?=\0)", text)
         defined = [f"-D{macro}" for macro in macros]
-        objects = _compiled([*compiler, "-std=c++17", *defined], SOURCES, headers, folder)
+        command = [*compiler, "-O1", "-std=c++17", *defined]
+        objects = compile_sources(command, SOURCES, headers, folder)
         _link(compiler, objects, _asked_for(libraries), {n.decode() for n in looked_up}, made)
         _add_operators(torch_libraries, folder / "operators", made)
         _publish(made, libraries, out)
@@ -72,23 +72,11 @@ def take_built(built: Path, torch_libraries: Path, out: Path) -> bool:
     asked = {name for names in _asked_for(libraries).values() for name in names}
     if not asked <= set(ElfFile(built / LIBRARY).functions()):
         return False
-    with _unfinished(out) as folder:
+    with unfinished(out) as folder:
         made = folder / out.name
         shutil.copytree(built, made)
         _publish(made, libraries, out)
     return True
-
-
-@contextlib.contextmanager
-def _unfinished(out: Path) -> Iterator[Path]:
-    """Make a folder beside ``out`` for what is not ready; no other process makes ``out`` now."""
-    folder = out.with_name(out.name + UNFINISHED)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read(torch_libraries: Path) -> list[ElfFile]:
@@ -109,53 +97,25 @@ def _publish(made: Path, libraries: Iterable[ElfFile], out: Path) -> None:
         made.rename(out)
 
 
-def find_compiler() -> list[str]:
-    """Return the command of a C++ compiler. Raises `SimulationError` where there is none."""
-    for name in _COMPILERS:
-        if found := shutil.which(name):
-            return [found]
-    if importlib.util.find_spec("ziglang"):
-        return [sys.executable, "-m", "ziglang", "c++"]
-    raise SimulationError(
-        "this machine has no C++ compiler, which builds the simulated CUDA runtime once; "
-        "install g++, or `pip install ziglang`"
-    )
-
-
-def _compiled(
-    compiler: Sequence[str], sources: Path, headers: Sequence[Path], folder: Path
-) -> list[Path]:
-    """Compile all sources of a folder, some at a time, and return the object files."""
-    included = [part for path in headers for part in ("-isystem", str(path))]
-
-    def compile_one(source: Path) -> Path:
-        out = folder / f"{source.stem}.o"
-        _run(*compiler, "-w", "-O1", "-fPIC", "-c", source, "-o", out, *included)
-        return out
-
-    with ThreadPoolExecutor(os.cpu_count()) as workers:
-        return list(workers.map(compile_one, sorted(sources.glob("*.cpp"))))
-
-
 def _add_operators(torch_libraries: Path, folder: Path, out: Path) -> None:
     """Add the library that computes small values, where it can be built.
 
     It speaks torch's own C++: it needs torch's headers, and the C++ library of GCC, which `ziglang`
     does not have. Without it every kernel computes nothing.
     """
-    headers = torch_libraries.parent / "include"
-    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
-    if compiler is None or not (headers / "ATen").exists():
+    package = torch_libraries.parent
+    headers = package / "include"
+    try:
+        compiler = find_compiler()
+    except BuildError:
         return
-    settings = torch_libraries.parent / "share" / "cmake" / "Torch" / "TorchConfig.cmake"
-    text = settings.read_text(encoding="utf-8") if settings.exists() else ""
-    of_strings = re.findall(r"-D_GLIBCXX_USE_CXX11_ABI=\d", text)[:1]
+    if not (headers / "ATen").exists():
+        return
     folder.mkdir()
-    objects = _compiled(
-        [compiler, "-std=c++20", *of_strings], SOURCES_OF_OPERATORS, [headers], folder
-    )
+    command = [*compiler, "-O1", "-std=c++20", *options_of_torch(package)]
+    objects = compile_sources(command, SOURCES_OF_OPERATORS, [headers], folder)
     linked = (f"-L{torch_libraries}", "-lc10", "-ltorch_cpu")
-    _run(compiler, "-shared", *objects, *linked, "-o", out / LIBRARY_OF_OPERATORS)
+    run_compiler(*compiler, "-shared", *objects, *linked, "-o", out / LIBRARY_OF_OPERATORS)
 
 
 def _link(
@@ -181,7 +141,7 @@ def _link(
             for version, names in sorted(by_version.items())
         )
     )
-    _run(
+    run_compiler(
         *(*compiler, "-w", "-O1", "-fPIC", "-shared", *objects, rest, "-o", out / LIBRARY),
         *("-ldl", f"-Wl,--version-script={versions}"),
     )
@@ -197,14 +157,6 @@ def _asked_for(libraries: Iterable[ElfFile]) -> dict[str, set[str]]:
             elif not version and _UNVERSIONED.match(name):
                 by_version.setdefault(_NO_VERSION, set()).add(name)
     return by_version
-
-
-def _run(*command: object) -> None:
-    done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SimulationError(f"{Path(str(command[0])).name} failed: {done.stderr.strip()}")
 
 
 # What a dynamic linker reads of an ELF file: no tool of a compiler has to be installed for it.

@@ -19,11 +19,12 @@ from typing import Final
 
 from packaging.requirements import Requirement
 
+from pytest_torchmem.building.cache import cache_root, digest, make_once
+from pytest_torchmem.building.cpp import BuildError
 from pytest_torchmem.simulate.build import (
     LIBRARY,
     SOURCES,
     SOURCES_OF_OPERATORS,
-    UNFINISHED,
     build,
     take_built,
 )
@@ -51,15 +52,16 @@ _HEADERS: Final = {
 
 def cache_folder() -> Path:
     """Return the folder for all that is fetched and built."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "pytest-torchmem" / "simulate"
+    return cache_root() / "simulate"
 
 
 @contextlib.contextmanager
 def cache_written() -> Iterator[None]:
-    """Raise `SimulationError` where the cache cannot be written."""
+    """Raise `SimulationError` where the cache cannot be written, or what belongs there be built."""
     try:
         yield
+    except BuildError as error:
+        raise SimulationError(f"the simulated CUDA runtime cannot be built: {error}") from error
     except OSError as error:
         raise SimulationError(
             f"{cache_folder()} cannot be written ({error.strerror}); set XDG_CACHE_HOME to a "
@@ -125,23 +127,33 @@ def torch_build(version: str = "") -> TorchBuild:
     return _with_runtime(version, cuda, site, _fetched_torch(site))
 
 
-@cache_written()
 def fetch(version: str = "", patience_s: float = 900) -> TorchBuild:
     """Fetch torch's CUDA build, unless it is there, and return it ready to run.
 
     pip says on the way how large each file is. Raises `SimulationError`.
     """
-    require_platform()
-    _, installed, cuda = _installed_torch()
-    version = version or _required(installed)
-    if version != installed or not cuda:
-        site = _fetched_site(version)
-        if not (site / "fetched").exists():
-            _fetch_torch(site, version, patience_s)
-        if not _has_planner(site):
-            name, release = _planner(_fetched_torch(site))
-            _pip(_planner_folder(name, release), [f"{name}=={release}"], patience_s)
+    fetch_package(version, patience_s)
     return torch_build(version)
+
+
+@cache_written()
+def fetch_package(version: str = "", patience_s: float = 900) -> Path:
+    """Fetch torch's CUDA build, unless it is there, and return its folder.
+
+    Raises `SimulationError`.
+    """
+    require_platform()
+    package, installed, cuda = _installed_torch()
+    version = version or _required(installed)
+    if version == installed and cuda:
+        return package
+    site = _fetched_site(version)
+    if not (site / "fetched").exists():
+        _fetch_torch(site, version, patience_s)
+    if not _has_planner(site):
+        name, release = _planner(_fetched_torch(site))
+        _pip(_planner_folder(name, release), [f"{name}=={release}"], patience_s)
+    return site / "torch"
 
 
 def _fetch_torch(site: Path, version: str, patience_s: float) -> None:
@@ -270,32 +282,17 @@ def _with_runtime(
 ) -> TorchBuild:
     libraries = site / "torch" / "lib"
     macros = _versions_of_libraries(distribution)
-    sources = sha256(f"{cuda} {macros}".encode())
-    for source in sorted([*SOURCES.iterdir(), *SOURCES_OF_OPERATORS.iterdir()]):
-        sources.update(source.read_bytes())
-    name = f"{version}-{sources.hexdigest()[:12]}"
+    sources = [*SOURCES.iterdir(), *SOURCES_OF_OPERATORS.iterdir()]
+    name = f"{version}-{digest(f'{cuda} {macros}', sources)}"
     place = sha256(str(libraries.resolve()).encode()).hexdigest()[:6]
     runtime = cache_folder() / f"runtime-{name}-{place}"
-    if not (runtime / LIBRARY).exists():
-        from filelock import FileLock  # only a build needs it
 
-        runtime.parent.mkdir(parents=True, exist_ok=True)
-        _remove_unfinished(runtime.parent)
-        with FileLock(f"{runtime}.lock"):  # one process builds, and those beside it wait
-            if not (runtime / LIBRARY).exists() and not take_built(
-                SHIPPED / name, libraries, runtime
-            ):
-                build(libraries, _headers(cuda), macros, runtime)
+    def make() -> None:
+        if not take_built(SHIPPED / name, libraries, runtime):
+            build(libraries, _headers(cuda), macros, runtime)
+
+    make_once(runtime, (runtime / LIBRARY).exists, make)
     return TorchBuild(version, cuda, site, runtime, _cudnn(distribution))
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Remove what builds have left that were killed: their locks are held no more."""
-    from filelock import FileLock, Timeout
-
-    for left in folder.glob(f"*{UNFINISHED}"):
-        with contextlib.suppress(Timeout), FileLock(left.with_suffix(".lock"), timeout=0):
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def shipped_folder(built: TorchBuild) -> Path:

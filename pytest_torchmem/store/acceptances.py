@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -177,6 +178,22 @@ def _named(file: str) -> tuple[str, str]:
     at = parts.index(FOLDER)
     module = "/".join((*parts[:at], *parts[at + 2 :]))
     return (module if PurePosixPath(module).suffix else f"{module}.py"), parts[at + 1]
+
+
+_REMOTE: Final = re.compile(r"(?:https://(?:[^@/]*@)?|ssh://git@|git@)([\w.-]+)[:/]([\w./~-]+)")
+
+
+def commits_address(folder: Path) -> str:
+    """Return the address of commits on the host of a repository, ``""`` where none is known.
+
+    GitHub, GitLab, Codeberg and others have a commit at ``/commit/NAME`` below the project.
+    """
+    try:
+        remote = _git(folder, "remote", "get-url", "origin").strip()
+    except ReportError:
+        return ""
+    found = _REMOTE.fullmatch(remote)
+    return f"https://{found[1]}/{found[2].removesuffix('.git')}/commit/" if found else ""
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -102,6 +102,15 @@ def entry_lines(key: str, numbers: Numbers) -> list[str]:
     return [*map(row_line, rows)]
 
 
+def are_as_written(key: str, lines: list[str]) -> bool:
+    """Return whether lines have the kinds and the order of `entry_lines`; False for a long key."""
+    if len(lines) != 1 + len(COLUMNS):
+        return False
+    start = f"[{encode(key)}, "
+    kinds = (f'{start}"{kind}", ' for kind in COLUMNS)
+    return lines[0].startswith(f'{start}"') and all(map(str.startswith, lines[1:], kinds))
+
+
 def sentence_row(key: str, numbers: Numbers) -> Row:
     """Return the row that people read of an entry."""
     title = key if len(_escaped(key)) <= _TITLE_WIDTH else name_of_row(key)

@@ -7,6 +7,7 @@ meanwhile.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -16,13 +17,14 @@ from typing import Final
 from pytest_torchmem.store import baseline_file
 from pytest_torchmem.store.baseline_file import EntryError, StoredEntries
 from pytest_torchmem.store.baseline_rows import (
+    are_as_written,
     entry_lines,
     explains,
     origin_line,
     origins_path,
     render_origins,
 )
-from pytest_torchmem.store.changed_lines import ChangedLines, KeptCode
+from pytest_torchmem.store.changed_lines import ChangedLines, KeptCode, StoredEntry
 from pytest_torchmem.store.files import LOCK, locked, remove_litter, replace_file
 from pytest_torchmem.values.baseline import (
     BaselineEntry,
@@ -38,6 +40,9 @@ from pytest_torchmem.values.errors import BaselineError
 from pytest_torchmem.values.results import Result
 
 FOLDER: Final = "__torchmem__"
+_ABOVE: Final = "__above__"
+"""Stands for ``..`` in the place of a test module that is not below the rootdir."""
+
 FOR_GIT: Final = {
     ".gitattributes": "*.json merge=union\n*.origins merge=union -diff linguist-generated\n",
     ".gitignore": f"{LOCK}\n.*.json.*\n",
@@ -86,8 +91,9 @@ class BaselineStore:
         name = f"{module.stem if module.suffix == '.py' else module.name}.json"
         folder = self.root(module) / environment
         if self.folder is not None:
-            with contextlib.suppress(ValueError):
-                folder /= module.parent.relative_to(self._rootdir)
+            with contextlib.suppress(ValueError):  # on Windows: on another drive
+                parts = Path(os.path.relpath(module.parent, self._rootdir)).parts
+                folder = folder.joinpath(*(_ABOVE if part == os.pardir else part for part in parts))
         return folder / name
 
     def files(self, root: Path) -> Iterator[tuple[Path, Path]]:
@@ -98,7 +104,9 @@ class BaselineStore:
         start = root.parent if self.folder is None else self._rootdir
         for path in sorted(root.glob("*/**/*.json")):
             if not path.name.startswith("."):
-                yield start.joinpath(*path.relative_to(root).parts[1:]).with_suffix(""), path
+                parts = path.relative_to(root).with_suffix("").parts[1:]
+                places = (os.pardir if part == _ABOVE else part for part in parts)
+                yield Path(os.path.normpath(start.joinpath(*places))), path
 
     def environment_of(self, path: Path) -> str:
         """Return the name of the environment that a baseline file is of."""
@@ -133,6 +141,12 @@ class BaselineStore:
             if other and same_kind(environment, other[0]) and key in other[1].lines:
                 return other[1].reference(key, path, name)
         return None
+
+    def stored_entry(self, path: Path, environment: Environment, key: str) -> StoredEntry:
+        """Return the text of an entry and its file; no text of one that is not there."""
+        with contextlib.suppress(BaselineError):
+            return StoredEntry(path, "".join(self._entries(path, environment).lines.get(key, ())))
+        return StoredEntry(path, "")
 
     def nearest(self, module: Path, environment: Environment, key: str) -> str:
         """Return the name of the nearest environment that has the entry; ``""`` without one."""
@@ -261,8 +275,13 @@ def _changed(
 
 
 def _kept(path: Path, stored: StoredEntries, key: str) -> tuple[list[str], list[str]]:
-    """Return the lines of an entry that stays, as we write them, or as they are if damaged."""
+    """Return the lines of an entry that stays, as we write them, or as they are if damaged.
+
+    Lines are read only where a merge or a hand has left more or others than we write.
+    """
     lines, origins = stored.lines[key], stored.origins.get(key, [])
+    if len(origins) < 2 and are_as_written(key, lines):
+        return lines, origins
     try:
         found = stored.numbers(key, path)
     except EntryError:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from pytest_torchmem.store.baseline_rows import origins_path
 from pytest_torchmem.store.changed_code import changed_statements
@@ -70,12 +70,20 @@ Changes: TypeAlias = Mapping[str, list[Hunk]]
 """The hunks of each file, by the name that it has now."""
 
 
+class StoredEntry(NamedTuple):
+    """An entry of a baseline: the file that it is in, and its text there."""
+
+    file: Path
+    text: str
+
+
 class KeptCode:
     """The code of a project as it was when this machine wrote its baselines.
 
     Git knows the code of a baseline once both are committed. Until then, and where there is no
     repository, the code is kept beside: in a bare repository of ours, in a folder that may be
-    deleted at any time. A baseline is known by its content, wherever it is moved to.
+    deleted at any time. An entry of a baseline is known by its content, wherever it is moved to: an
+    update of some entries leaves the others with the code that they were measured with.
     """
 
     def __init__(self, folder: Path, place: Callable[[], Path]) -> None:
@@ -86,14 +94,14 @@ class KeptCode:
     def repository(self) -> Path:
         return self._place() / "code"
 
-    def keep(self, baselines: Iterable[Path]) -> None:
-        """Keep the code as it is now, as that of some baselines; where git fails, keep nothing."""
+    def keep(self, entries: Iterable[str]) -> None:
+        """Keep the code as it is now, as that of some entries; where git fails, keep nothing."""
         with contextlib.suppress(OSError):
             if not self.repository.exists():
                 git_output(self._folder, "init", "--quiet", repository=self.repository)
             tree = self.tree_now()
-            for baseline in baselines if tree else ():
-                self._note(baseline).write_text(tree)
+            for entry in entries if tree else ():
+                self._note(entry).write_text(tree)
 
     def tree_now(self) -> str:
         """Return git's name for the code as it is now; ``""`` where git fails."""
@@ -111,15 +119,16 @@ class KeptCode:
             self._folder, *arguments, repository=self.repository, index=index, given=given
         )
 
-    def tree_of(self, baseline: Path) -> str:
-        """Return git's name for the code of a baseline; ``""`` where it was written elsewhere."""
+    def tree_of(self, entry: str) -> str:
+        """Return git's name for the code of an entry; ``""`` where it was written elsewhere."""
         try:
-            return self._note(baseline).read_text()
+            return self._note(entry).read_text()
         except (OSError, ValueError):
             return ""
 
-    def _note(self, baseline: Path) -> Path:
-        return self.repository.with_name(hashlib.sha256(baseline.read_bytes()).hexdigest())
+    def _note(self, entry: str) -> Path:
+        name = hashlib.sha256(entry.encode("utf-8", "surrogatepass")).hexdigest()
+        return self.repository.with_name(name)
 
 
 def _code_below(folder: Path) -> Iterator[str]:
@@ -149,12 +158,15 @@ class _Then:
         is_exact: The baseline was measured with it; else its code may be one that git never saw.
         now: What git calls the code as it is now; ``""`` for what lies in the folder.
         repository: Where it was kept; None for the project's own repository.
+        is_cut_off: The history of a shallow clone begins with that commit: the baseline may be of
+            an earlier one.
     """
 
     commit: str
     is_exact: bool
     now: str = ""
     repository: Path | None = None
+    is_cut_off: bool = False
 
 
 class ChangedLines:
@@ -162,9 +174,10 @@ class ChangedLines:
 
     A failure asks, to name of several equal causes the one that somebody touched. They are held
     against the code that was kept when this machine wrote the baseline, else against the commit of
-    the baseline. Without git, without a repository or in a shallow clone no line has changed, and
-    nobody is told. Git is asked once for each baseline, and only when somebody wants to know of a
-    line.
+    the baseline. Without git or a repository no line has changed. Git is asked once for each state
+    of the code, and only when somebody wants to know of a line.
+
+    All of it is asked about the entry that a test is compared with.
 
     A file of settings counts where code names it: ``"small.yaml"``, or ``"small"`` alone, as it is
     written where a suffix is added. Others are read by other programs than the tests.
@@ -173,23 +186,28 @@ class ChangedLines:
     def __init__(self, folder: Path, kept: KeptCode | None = None) -> None:
         self._folder = folder
         self._kept = kept
-        self._then: dict[Path, _Then] = {}
-        self._of_baseline: dict[Path, Changes] = {}
-        self._names: dict[Path, dict[str, str]] = defaultdict(dict)
+        self._then: dict[StoredEntry, _Then] = {}
+        self._changes: dict[_Then, Changes] = {}
+        self._names: dict[_Then, dict[str, str]] = defaultdict(dict)
         self._untracked: dict[str, str] = {}
 
-    def keep(self, baselines: Iterable[Path]) -> None:
-        """Keep the code as that of some baselines, which were just written."""
+    def keep(self, entries: Iterable[str]) -> None:
+        """Keep the code as that of some entries, which were just written."""
         if self._kept:
-            self._kept.keep(baselines)
+            self._kept.keep(entries)
 
-    def changed_at(self, baseline: Path, source: Source) -> CodeLines | None:
+    def is_cut_off(self, entry: StoredEntry) -> bool:
+        """True where a shallow clone lacks the commit that a baseline is of."""
+        return self._code_of(entry).is_cut_off
+
+    def changed_at(self, entry: StoredEntry, source: Source) -> CodeLines | None:
         """Return the lines that were changed together with a line; None for one that was not.
 
         All lines of a file that git was not told of yet were added. So many lines say nothing about
         one of them: then it stands alone.
         """
-        hunks, file, line = self._since(baseline).get(source.file), source.file, source.line
+        then, file, line = self._code_of(entry), source.file, source.line
+        hunks = self._since(then).get(file)
         if hunks is not None:
             hunk = next((h for h in hunks if h.first <= line <= h.last), None)
             if hunk is None:
@@ -200,17 +218,18 @@ class ChangedLines:
         if file not in self._untracked:
             options = ("ls-files", "--others", "--exclude-standard", "--", f":(literal){file}")
             self._untracked[file] = git_output(self._folder, *options)
-        is_new = not self._code_of(baseline).now and bool(self._untracked[file])
+        is_new = not then.now and bool(self._untracked[file])
         return CodeLines(file, line, line) if is_new else None
 
-    def places(self, baseline: Path) -> tuple[CodeLines, ...]:
+    def places(self, entry: StoredEntry) -> tuple[CodeLines, ...]:
         """Return the first line of code of each change since the baseline was stored.
 
         Of Python these count whose statements do something else than before.
         """
-        since = {f: [h for h in some if h.is_code] for f, some in self._since(baseline).items()}
+        then = self._code_of(entry)
+        since = {f: [h for h in some if h.is_code] for f, some in self._since(then).items()}
         lines = {file: [hunk.first for hunk in some] for file, some in since.items()}
-        for file, (was, now) in self._whole(baseline, since):
+        for file, (was, now) in self._whole(then, since):
             if told := changed_statements(was, now):
                 gone, came = told
                 lines[file] = [
@@ -221,15 +240,15 @@ class ChangedLines:
         return tuple(CodeLines(file, line, line) for file, some in lines.items() for line in some)
 
     def _whole(
-        self, baseline: Path, files: Mapping[str, Sequence[Hunk]]
+        self, then: _Then, files: Mapping[str, Sequence[Hunk]]
     ) -> Iterator[tuple[str, tuple[str, str]]]:
         """Yield files of Python that have hunks, each with its text before and now."""
         code = [file for file, hunks in files.items() if hunks and file.endswith(".py")]
         if not code:
             return
-        names = {now: was for was, now in self._names[baseline].items()}
+        names = {now: was for was, now in self._names[then].items()}
         literal = [f":(literal){file}" for some in code for file in {some, names.get(some, some)}]
-        diff = self._git_diff(self._code_of(baseline), *_PLAIN, _WHOLE, "--", *literal)
+        diff = self._git_diff(then, *_PLAIN, _WHOLE, "--", *literal)
         for part in _STARTS.split(diff)[1:]:
             head, _, body = part.partition("\n@@ ")
             file = head.rpartition(f"\n{_FILE}")[2].strip()
@@ -237,16 +256,17 @@ class ChangedLines:
                 lines = body.split("\n")[1:]
                 yield file, (_side(lines, " -"), _side(lines, " +"))
 
-    def now_at(self, baseline: Path, source: Source) -> Source:
+    def now_at(self, entry: StoredEntry, source: Source) -> Source:
         """Return where a line is that was at ``source`` when the baseline was stored.
 
         A line that was edited is where its successor is. A baseline that is not as it was committed
         may be of code that git does not know: its lines stay where they are.
         """
-        since = self._since(baseline)
-        if not self._code_of(baseline).is_exact:
+        then = self._code_of(entry)
+        since = self._since(then)
+        if not then.is_exact:
             return source
-        source = replace(source, file=self._names[baseline].get(source.file, source.file))
+        source = replace(source, file=self._names[then].get(source.file, source.file))
         hunks = since.get(source.file)
         if not hunks or not source.line:
             return source
@@ -260,13 +280,13 @@ class ChangedLines:
             moved = hunk.last + 1 - hunk.was.stop
         return replace(source, line=source.line + moved)
 
-    def _code_of(self, baseline: Path) -> _Then:
-        if baseline not in self._then:
-            self._then[baseline] = self._kept_code(baseline) or self._committed(baseline)
-        return self._then[baseline]
+    def _code_of(self, entry: StoredEntry) -> _Then:
+        if entry not in self._then:
+            self._then[entry] = self._kept_code(entry.text) or self._committed(entry.file)
+        return self._then[entry]
 
-    def _kept_code(self, baseline: Path) -> _Then | None:
-        tree = self._kept.tree_of(baseline) if self._kept else ""
+    def _kept_code(self, entry: str) -> _Then | None:
+        tree = self._kept.tree_of(entry) if self._kept else ""
         if not self._kept or not tree or not self._now:
             return None
         return _Then(tree, True, self._now, self._kept.repository)
@@ -279,20 +299,27 @@ class ChangedLines:
 
     def _committed(self, baseline: Path) -> _Then:
         """Return the commit that stored a baseline; the newest of all for one that is not in."""
-        commit = git_output(self._folder, "log", "-1", "--format=%H", "--", str(baseline)).strip()
+        log = ("log", "-1", "--format=%H %P", "--", str(baseline))
+        commit, _, parents = git_output(self._folder, *log).strip().partition(" ")
         files = (str(baseline), str(origins_path(baseline)))
         status = ("--literal-pathspecs", "status", "--porcelain", "--ignored", "--", *files)
-        return _Then(commit or "HEAD", not git_output(self._folder, *status))
+        is_exact = not git_output(self._folder, *status)
+        # Where the history is cut off, its first commit seems to have made everything.
+        is_cut_off = bool(commit) and not parents and self._is_shallow
+        return _Then(commit or "HEAD", is_exact, is_cut_off=is_cut_off)
 
-    def _since(self, baseline: Path) -> Changes:
+    @cached_property
+    def _is_shallow(self) -> bool:
+        return git_output(self._folder, "rev-parse", "--is-shallow-repository").strip() == "true"
+
+    def _since(self, then: _Then) -> Changes:
         """Return the changes by file, named from the folder."""
-        if baseline not in self._of_baseline:
-            then = self._code_of(baseline)
+        if then not in self._changes:
             names = self._git_diff(then, "--name-only", "-z", "--", *_SETTINGS, *_NOT_SETTINGS)
             settings = self._named_in_code(then, list(filter(None, names.split("\0"))))
             literal = (f":(literal){file}" for file in settings)
-            self._of_baseline[baseline] = self._diff(then, self._names[baseline], "*.py", *literal)
-        return self._of_baseline[baseline]
+            self._changes[then] = self._diff(then, self._names[then], "*.py", *literal)
+        return self._changes[then]
 
     def _named_in_code(self, then: _Then, files: Sequence[str]) -> list[str]:
         """Return those files whose names stand in some Python code of the repository."""

@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 from pytest_torchmem.analysis.snapshot import Snapshot, read_snapshot
 from pytest_torchmem.values.errors import SnapshotError, is_torchmem_error
 from pytest_torchmem.values.json_values import open_file
+from pytest_torchmem.values.units import Device
 
 __tracebackhide__ = is_torchmem_error
 
@@ -73,7 +74,7 @@ def _check_instructions(content: bytes) -> None:
             raise ValueError(f"it is written in a way that no snapshot is (at byte {place})")
 
 
-def load_snapshot(path: str | os.PathLike[str], device: int | None = None) -> Snapshot:
+def load_snapshot(path: str | os.PathLike[str], device: Device | int | None = None) -> Snapshot:
     """Return one device of a snapshot of torch's CUDA allocator, by default the busiest.
 
     ``path`` is a file that ``torch.cuda.memory._dump_snapshot(path)`` wrote, after
@@ -81,8 +82,9 @@ def load_snapshot(path: str | os.PathLike[str], device: int | None = None) -> Sn
     the segments beside it: ``start`` of the answer says what was there before. Reading it needs
     neither torch nor a GPU, and runs nothing that the file says.
 
-    Raises `SnapshotError` for another file, `RequestError` where its history does not fit its
-    segments.
+    ``device`` is ``"cuda:1"``, its number, or ``"cuda"`` for the one that allocated. Raises
+    `SnapshotError` for another file, `DeviceError` for another device, `RequestError` where its
+    history does not fit its segments.
     """
     try:
         with open_file(Path(path)) as file:

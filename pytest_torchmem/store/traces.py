@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -121,7 +122,10 @@ def _content(
         version = np.lib.format.read_magic(member)
         if version != (1, 0):
             raise ValueError(f"the table {name!r} is stored in another way than ours are")
-        shape, _, found = np.lib.format.read_array_header_1_0(member)
+        try:
+            shape, _, found = np.lib.format.read_array_header_1_0(member)
+        except (SyntaxError, tokenize.TokenError):  # numpy tokenizes what it cannot parse
+            raise ValueError(f"the table {name!r} does not say what it is") from None
         if found != dtype:
             raise ValueError(f"the table {name!r} has another layout than this version reads")
         content = member.read()

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from inspect import signature
+from typing import Any, Protocol, TypeAlias
 
 from pytest_torchmem.analysis.estimated.estimated_result import ScheduledMemory
 from pytest_torchmem.analysis.estimated.static import (
@@ -31,7 +32,7 @@ from pytest_torchmem.record.graphs.fx_graphs import (
     read_pair,
     with_fx_nodes,
 )
-from pytest_torchmem.values.static_graph import NodeKind, StaticGraph
+from pytest_torchmem.values.static_graph import NodeKind, StaticGraph, StaticNode
 
 __all__ = [
     "GraphAliasTracker",
@@ -60,6 +61,7 @@ class DeviceType(Protocol):
 
 IsReleasable: TypeAlias = Callable[[FxNode], bool]
 SizeOf: TypeAlias = Callable[[int], int]
+SizeOfNode: TypeAlias = Callable[[FxNode], int]
 DeviceFilter: TypeAlias = Callable[[DeviceType], bool]
 
 
@@ -70,16 +72,29 @@ def device_filter(device: DeviceType) -> bool:
 
 def build_memory_profile(
     graph: object,
-    is_releasable: IsReleasable,
-    size_of: SizeOf | None = None,
+    is_releasable: IsReleasable | SizeOfNode,
+    size_of: SizeOf | SizeOfNode | IsReleasable | None = None,
     device_filter: DeviceFilter | None = None,
 ) -> list[int]:
     """Return the bytes in use before the first node, and during and after each: 1 + 2 N numbers.
 
     ``is_releasable`` says of the node that made a storage whether its last use releases it.
+
+    The older form is answered, too: ``build_memory_profile(graph, size_of, is_releasable)``, where
+    ``size_of`` takes a node. Of two functions the one that answers True or False for a node is
+    ``is_releasable``. A ``size_of`` that cannot take a number, or whose parameter is called
+    ``node``, takes a node; where that makes several storages, each gets its share by size.
     """
-    read = _sized(read_graph(graph), size_of)
-    return memory_profile(read, with_fx_nodes(graph, is_releasable), _by_name(device_filter))
+    releasable: Any = is_releasable
+    sizes: Any = size_of
+    if sizes is not None and _answers_bool(graph, sizes):
+        releasable, sizes = sizes, releasable
+    read = read_graph(graph)
+    if sizes is not None and _takes_node(sizes):
+        read = _sized_by_node(read, with_fx_nodes(graph, sizes))
+    else:
+        read = _sized(read, sizes)
+    return memory_profile(read, with_fx_nodes(graph, releasable), _by_name(device_filter))
 
 
 def get_fwd_bwd_interactions(
@@ -183,6 +198,44 @@ def _sized(graph: StaticGraph, size_of: SizeOf | None) -> StaticGraph:
         return graph
     storages = tuple(replace(s, size_bytes=size_of(s.size_bytes)) for s in graph.storages)
     return replace(graph, storages=storages)
+
+
+def _answers_bool(graph: Any, asked: Callable[..., object]) -> bool:
+    """Return whether a function answers True or False for the first node of a graph."""
+    try:
+        first = next(iter(getattr(graph, "graph", graph).nodes))
+        return isinstance(asked(first), bool)
+    except (AttributeError, KeyError, StopIteration, TypeError):
+        return False
+
+
+def _takes_node(size_of: Callable[..., object]) -> bool:
+    """Return whether a function of sizes takes a node, and not bytes."""
+    try:
+        name = next(iter(signature(size_of).parameters), "")
+    except (TypeError, ValueError):
+        name = ""
+    if name in ("node", "nodes"):
+        return True
+    try:
+        size_of(1)
+    except (AttributeError, KeyError, TypeError):
+        return True
+    return False
+
+
+def _sized_by_node(graph: StaticGraph, size_of: Callable[[StaticNode], int]) -> StaticGraph:
+    storages = list(graph.storages)
+    for node in graph.nodes:
+        if not node.makes:
+            continue
+        own_bytes = [storages[made].size_bytes for made in node.makes]
+        rest_bytes, rest_own = int(size_of(node)), sum(own_bytes)
+        for made, size_bytes in zip(node.makes, own_bytes, strict=True):
+            share = rest_bytes * size_bytes // rest_own if size_bytes < rest_own else rest_bytes
+            storages[made] = replace(storages[made], size_bytes=share)
+            rest_bytes, rest_own = rest_bytes - share, rest_own - size_bytes
+    return replace(graph, storages=tuple(storages))
 
 
 def _by_name(accepts: DeviceFilter | None) -> Callable[[str], bool]:

@@ -13,8 +13,8 @@ from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.findings import CodeLines, FindingKind, LineDifference, is_estimated
 from pytest_torchmem.values.json_values import Json, JsonFields, whole_number
 from pytest_torchmem.values.picture import Picture
-from pytest_torchmem.values.results import Level, Result
-from pytest_torchmem.values.units import format_apart, format_size
+from pytest_torchmem.values.results import Result
+from pytest_torchmem.values.units import format_apart
 
 RENAMED: Final = "renamed"
 """What an update calls a new entry that took another one's place, and its numbers."""
@@ -83,25 +83,13 @@ class Window(JsonFields):
         return self.changed or ChangedNumber(TOTAL, self.baseline_bytes, self.result.peak.total)
 
     @property
-    def is_bound(self) -> bool:
-        """True where the peak is only known to be no larger than what it says."""
-        return self.result.level is not Level.FULL
-
-    @property
-    def retained_known(self) -> bool:
-        """False where nobody looked at what the window left behind."""
-        return self.result.level is not Level.COUNTERS
-
-    @property
     def peak_text(self) -> str:
-        """The peak, with what must be known of it: ``at most 3.0 GiB``, ``1.0 MiB (estimated)``.
+        """The peak, with what must be known of it: ``1.0 MiB (estimated)``.
 
         An interval has both its ends: ``28.0 MiB to 92.0 MiB``.
         """
         mark, result = " (estimated)" if self.result.estimated else "", self.result
         most = result.at_most if result.interval else None
-        if self.is_bound:
-            return f"at most {format_size(most or result.peak.total)}{mark}"
         ends = (result.peak.total, most) if most else (result.peak.total,)
         return " to ".join(format_apart(*ends)) + mark
 
@@ -228,6 +216,11 @@ class MeasuredTest(JsonFields):
         text = self.problem or first
         expected = "failed as expected: " if text and self.outcome == "xfailed" else ""
         return expected + text if text else self.not_measured
+
+    @property
+    def cause(self) -> CodeLines | None:
+        """The lines that its first failure blames; None where none are known."""
+        return next((window.place for window in self.failed_windows), None)
 
     @property
     def peak_bytes(self) -> int:

@@ -13,20 +13,7 @@ from dataclasses import dataclass, field
 from pytest_torchmem.values import json_values
 from pytest_torchmem.values.contributors import CategoryBytes, Contributor
 from pytest_torchmem.values.json_values import SIGNED, Json, JsonFields
-from pytest_torchmem.values.units import between
-
-
-class Level(enum.Enum):
-    """The detail with which a body is recorded.
-
-    COUNTERS are the allocator's own: its peaks, and nothing of what they are made of. Then the
-    footprint is at most what they say, because they also hold what others left behind. EVENTS are
-    each allocation and free beside them, without who made it: what is retained is exact then.
-    """
-
-    COUNTERS = "counters"
-    EVENTS = "events"
-    FULL = "full"
+from pytest_torchmem.values.units import between, printable
 
 
 def meant(name: str, known: Sequence[str]) -> str:
@@ -119,6 +106,9 @@ class Holder(JsonFields):
     fate: Fate
     by: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by", printable(self.by))
+
     def __str__(self) -> str:
         fate = str(self.fate.value)
         if self.fate is Fate.GARBAGE:
@@ -205,7 +195,6 @@ class Result(JsonFields):
             ``peak.total`` is the least. Both are equal unless a kernel or a library takes memory
             for itself that depends on the processor or the GPU, and that could matter at the peak.
             None where nobody can bound it, and for what was measured on a device.
-        level: How closely the window was looked at.
         notes: Sentences the reader of the numbers must know.
         failed_passes: A sentence for each category pass of a user that raised.
     """
@@ -224,7 +213,6 @@ class Result(JsonFields):
     others_bytes: int = 0
     blind_spots: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    level: Level = Level.FULL
     failed_passes: tuple[str, ...] = ()
     at_most: int | None = None
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pytest_torchmem.values.errors import TraceError, is_torchmem_error
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.packed import Table
+from pytest_torchmem.values.units import Device, printable, resolve_device
 
 __tracebackhide__ = is_torchmem_error
 
@@ -232,7 +233,8 @@ class Trace:
             ("" if the events say it themselves), the user's ``source_file``, ``source_line`` and
             ``function`` (-1 if none is known), and the ``id()`` of the module (0 if none is known);
             one row for each module that it may be.
-        strings: Names and paths, each once.
+        strings: Names and paths, each once. They are printable, whatever a program calls its
+            modules: every name in a result comes from here.
         devices: Device names, ``"cpu"``, ``"cuda:0"``; indexed by every ``device`` column.
         meta: JSON values: ``library_paths`` (folders whose frames are not the user's), versions,
             ``counters`` of the device.
@@ -252,6 +254,19 @@ class Trace:
     strings: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     meta: Mapping[str, Json] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strings", tuple(map(printable, self.strings)))
+
+    def device_named(self, device: Device | None = None) -> str:
+        """Return the device that a name means here, by default the one that was recorded for.
+
+        Raises `DeviceError` for one that is not in `devices`. Tensors on ``meta`` have no memory.
+        """
+        if device is None:
+            return str(self.meta.get("device", "cpu"))
+        there = [name for name in self.devices if not name.startswith("meta")]
+        return resolve_device(device, there, "the recording")
 
     def texts_are(
         self, numbers: NDArray[np.int32], wanted: Callable[[str], bool]

@@ -1,4 +1,4 @@
-"""Bytes as text and back. The only module that knows what a KiB is."""
+"""Bytes and devices as users write them. The only module that knows what a KiB is."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Final
+from typing import Final, Protocol, TypeAlias
 
-from pytest_torchmem.values.errors import SizeError, is_torchmem_error
+from pytest_torchmem.values.errors import (
+    DeviceError,
+    MarkerError,
+    SizeError,
+    is_torchmem_error,
+)
 from pytest_torchmem.values.json_values import LARGEST, shown
 
 __tracebackhide__ = is_torchmem_error
@@ -35,6 +40,8 @@ _LARGEST_FRACTION: Final = 1000.0
 _TOO_MANY_TIMES: Final = 1000
 _ONE_DIGIT: Final = 0.0095
 
+# The CPU has one memory, whatever number torch gives it.
+_CPU: Final = re.compile(r"cpu(:\d+)?")
 _SIZE = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?)\s*((?:[kmgt]i?)?b)\s*", re.IGNORECASE)
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 _FLOOR = re.compile(r"\s*(\S+\s*%)\s+up\s+to\s+(.*)", re.IGNORECASE)
@@ -226,3 +233,61 @@ def counted(number: int, what: str) -> str:
     """Return ``1 entry``, ``3 entries``."""
     many = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
     return f"{number} {what if number == 1 else many}"
+
+
+class TorchDevice(Protocol):
+    """The part of a ``torch.device`` that says which one it is."""
+
+    @property
+    def type(self) -> str: ...
+
+
+#: A device as users name it.
+Device: TypeAlias = str | TorchDevice
+
+
+def device_text(device: object) -> str:
+    """Return the name of a device as this package writes it: ``cpu``, ``cuda``, ``cuda:1``.
+
+    ``device`` is text, in capitals or not, or a ``torch.device``. Raises `MarkerError` for anything
+    else. Whether there is such a device is another question.
+    """
+    if not isinstance(device, str) and type(device).__module__ != "torch":
+        raise MarkerError(f"device: {shown(device)} is not a device; give text such as 'cuda:1'")
+    name = str(device).strip().lower()
+    return "cpu" if _CPU.fullmatch(name) else name
+
+
+def resolve_device(device: object, there: Sequence[str], place: str) -> str:
+    """Return which of the devices that are ``there`` a name means.
+
+    A kind without a number means the one device of that kind. Raises `DeviceError` where it means
+    none or several, and says which there are; ``place`` is where: ``the trace``.
+    """
+    name = device_text(device)
+    found = [one for one in there if name in (one, one.partition(":")[0])]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise DeviceError(f"{place} has {len(found)} devices called {name}: {', '.join(found)}")
+    seen = ", ".join(there) or "none"
+    raise DeviceError(f"{place} has no memory on {name!r}; it has: {seen}")
+
+
+_CONTROL: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Characters that tell a terminal to do something, or turn the order of others around, and halves
+of characters, which it cannot show."""
+
+
+def printable(name: str) -> str:
+    """Return a name of a program in which control characters are their escapes."""
+    if name.isprintable():
+        return name
+    return _CONTROL.sub(lambda found: repr(found.group())[1:-1], name)
+
+
+def one_line(text: str) -> str:
+    """Return text on one line; control characters become their escapes."""
+    return text if text.isprintable() else printable(" ".join(text.splitlines()))

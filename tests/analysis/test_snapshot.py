@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pytest_torchmem.analysis.caching_allocator import RequestLog, Requests, simulate
 from pytest_torchmem.analysis.snapshot import read_snapshot
 from pytest_torchmem.values.contributors import Phase
-from pytest_torchmem.values.errors import RequestError, SnapshotError
+from pytest_torchmem.values.errors import DeviceError, RequestError, SnapshotError
 from pytest_torchmem.values.units import KiB, MiB
 from tests.analysis.snapshots import entry, frame, segments_of, snapshot_of
 
@@ -256,8 +256,11 @@ def test_other_data_are_no_snapshot(data, told):
 
 def test_a_device_that_is_not_there_is_named():
     requests, run = run_of(("alloc", 0, 3 * MiB))
-    with pytest.raises(SnapshotError, match="has no device 1; it has 1"):
-        read_snapshot(snapshot_of(requests, run), 1)  # type: ignore[arg-type]
+    data = snapshot_of(requests, run)  # type: ignore[arg-type]
+    for device in (1, "cuda:1"):
+        with pytest.raises(DeviceError, match="no memory on 'cuda:1'; it has: cuda:0"):
+            read_snapshot(data, device)
+    assert read_snapshot(data, "CUDA").device == read_snapshot(data, 0).device == 0
 
 
 def test_the_busiest_device_is_taken():

@@ -72,7 +72,7 @@ def test_reserved_prints_each_counter_with_the_word_estimated(trace, capsys):
     [
         (["fits", "{trace}", "--capacity=24"], "bad-size"),
         (["fits", "{trace}", "--capacity=1GiB", "--settings=nonsense:1"], "bad-allocator-settings"),
-        (["fits", "{trace}", "--capacity=1GiB", "--device=cuda:3"], "bad-trace"),
+        (["fits", "{trace}", "--capacity=1GiB", "--device=cuda:3"], "no-device"),
         (["reserved", "nowhere.npz"], "bad-trace"),
         (["reserved", "{trace}", "--settings=per_process_memory_fraction:0.5"], "bad-alloc"),
     ],

@@ -154,3 +154,47 @@ def test_an_entry_that_a_merge_left_twice_was_what_was_accepted_last(command, tm
     accept(tmp_path, {"test_a": 60}, "measured again")
     assert "60.0 MiB" in command("history", "-C", tmp_path)[1].splitlines()[1]
     assert "new" not in command("history", "-C", tmp_path)[1].splitlines()[1]
+
+
+def test_the_page_begins_with_the_test_that_changed_by_most_and_has_dates(command, tmp_path):
+    git(tmp_path, "init", "-q", "-b", "main")
+    accept(tmp_path, {"test_a": 100, "test_b": 10, "test_c": 50}, "first")
+    accept(tmp_path, {"test_a": 130, "test_b": 20, "test_c": 20}, "second")
+    page = tmp_path / "history.html"
+    assert command("history", "-C", tmp_path, "-o", page)[0] == 0
+    text = page.read_text()
+    assert re.findall(r"<h2>tests/test_net.py::(\w+)", text) == ["test_b", "test_c", "test_a"]
+    days = re.findall(
+        r'<text x="\d+" y="\d+"(?: text-anchor="end")?>(\d{4}-\d\d-\d\d)</text>', text
+    )
+    assert len(days) == 2 * 3
+    assert "<a " not in text
+
+
+@pytest.mark.parametrize(
+    "remote",
+    [
+        "https://github.com/ada/net.git",
+        "https://token@github.com/ada/net",
+        "git@github.com:ada/net.git",
+        "ssh://git@github.com/ada/net.git",
+    ],
+)
+def test_a_commit_of_the_page_leads_to_the_code_host(command, told, remote):
+    git(told, "remote", "add", "origin", remote)
+    page = told / "history.html"
+    assert command("history", "-C", told, "-o", page)[0] == 0
+    links = re.findall(
+        r'<a href="https://github.com/ada/net/commit/(\w+)">(\w+)</a>', page.read_text()
+    )
+    assert len(links) == 5
+    assert all(target == name for target, name in links)
+    assert "token" not in page.read_text()
+
+
+@pytest.mark.parametrize("remote", ["/srv/net.git", "javascript:alert(1)", 'https://x"><b>/net'])
+def test_a_remote_that_is_no_code_host_is_no_link(command, told, remote):
+    git(told, "remote", "add", "origin", remote)
+    page = told / "history.html"
+    assert command("history", "-C", told, "-o", page)[0] == 0
+    assert "<a " not in page.read_text()

@@ -402,7 +402,6 @@ OPTIONS_TYPED = {
     "baseline-from": ("cpu-torch2.12, cpu-torch2.11",),
     "baseline-all": ("1MiB",),
     "known-holder": ("net.CACHE* because it is kept\nb because c",),
-    "level": ("full",),
     "baseline-dir": ("kept/here",),
     "summary": ("short",),
     "report": ("a.html\nb.json", "folder"),

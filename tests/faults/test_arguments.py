@@ -68,7 +68,6 @@ def test_no_argument_of_a_marker_fails_more_than_its_own_test(project: Project) 
         "-otorchmem_floor={}",
         "-otorchmem_device={}",
         "--torchmem-accept={}",
-        "-otorchmem_level={}",
         "--torchmem-summary={}",
         "--torchmem={}",
         "--torchmem-report=x.{}",

@@ -24,7 +24,8 @@ from pytest_torchmem import (
     read_events,
 )
 from pytest_torchmem.analysis.events.averages import NUMBERS, Average, find_total
-from pytest_torchmem.values.trace import EventKind, Scope
+from pytest_torchmem.record.profiled.from_profiler import kind_by_name
+from pytest_torchmem.values.trace import DeviceEventKind, EventKind, Scope
 from tests.builders import TraceBuilder
 
 ADDRESS = re.compile(r"[ _]at[ _]0x[0-9a-f]+")
@@ -271,6 +272,12 @@ def test_an_allocation_that_failed_is_an_event() -> None:
     assert failed.out_of_memory
     assert failed.size_bytes == 0
     assert "[OutOfMemory]" in {row.name for row in events.averages()}
+    assert next(iter(events.depth_first())).name == "[OutOfMemory]"
+
+
+def test_the_profilers_second_event_of_a_failed_allocation_is_no_row_of_its_own() -> None:
+    assert kind_by_name("[OutOfMemory]", on_gpu=True) is None
+    assert kind_by_name("Memset (Device)", on_gpu=True) is DeviceEventKind.COPY
 
 
 def test_labels_and_steps_have_their_times() -> None:
@@ -343,7 +350,7 @@ def test_a_recording_of_ours_has_stacks_too(tmp_path: Path) -> None:
 
 def test_a_stack_has_a_known_weight(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="weight must be one of peak, allocated, time"):
-        export_stacks(finished("plain"), tmp_path / "x", "speed")  # type: ignore[arg-type]
+        export_stacks(finished("plain"), tmp_path / "x", "speed")
 
 
 def test_a_profile_that_has_not_finished_is_refused() -> None:

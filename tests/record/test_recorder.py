@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +14,13 @@ import torch
 from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.measuring.block import measure
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
-from pytest_torchmem.record import safe_points
+from pytest_torchmem.record.devices import CounterReader
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.record.safe_points import SafePoints
 from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.store.traces import load_trace
-from pytest_torchmem.values.errors import RecordingError, TraceError
+from pytest_torchmem.values.errors import TraceError
 from pytest_torchmem.values.trace import MarkKind, Trace
+from tests.measured import measured
 
 CPU = torch.device("cpu")
 
@@ -53,76 +54,54 @@ def test_everything_is_restored_at_the_end(end: str) -> None:
     assert installed() == before
 
 
-@pytest.mark.parametrize("end", ["stop", "cancel"])
 def test_everything_is_restored_where_the_end_itself_fails(
-    end: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A session that goes on ends the process when that exits."""
-    calls: list[str] = []
-
-    def failing_once(method: Callable[[SafePoints], None]) -> Callable[[SafePoints], None]:
-        def fail(points: SafePoints) -> None:
-            calls.append(method.__name__)
-            if len(calls) == 1:
-                raise ZeroDivisionError
-            method(points)
-
-        return fail
-
     before = installed()
     recorder = Recorder(CPU)
     recorder.start()
     torch.ones(10)
-    for name in ("hold", "end"):
-        monkeypatch.setattr(SafePoints, name, failing_once(getattr(SafePoints, name)))
+
+    def fail(_: CounterReader) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(CounterReader, "stop", fail)
     with pytest.raises(ZeroDivisionError):
-        getattr(recorder, end)()
-    assert installed() == before
-    assert not safe_points._LISTENING
-
-
-def test_a_profiler_around_the_body_is_said_in_one_sentence_and_left_alone() -> None:
-    with torch.profiler.profile() as outer:
-        with pytest.raises(RecordingError, match="another torch profiler session is active"):
-            Recorder(CPU).start()
-        torch.ones(10)
-    assert any(event.key == "aten::ones" for event in outer.key_averages())
-
-
-def test_a_profiler_of_the_bodys_own_makes_it_unmeasured_not_zero() -> None:
-    measurement = BodyMeasurement("cpu")
-    before = installed()
-    measurement.start()
-    with torch.profiler.profile():
-        torch.ones(1000)
-    with pytest.raises(RecordingError, match="a torch profiler of its own"):
-        measurement.stop()
+        recorder.stop()
     assert installed() == before
 
 
-def test_a_profiler_that_fails_makes_it_unmeasured_and_the_next_is_measured(
-    monkeypatch: pytest.MonkeyPatch,
+def doubled() -> torch.Tensor:
+    return torch.ones(1000) * 2
+
+
+@pytest.mark.parametrize("options", [{}, {"profile_memory": True, "with_stack": True}])
+def test_a_profiler_around_the_body_and_we_see_what_each_sees_alone(
+    options: dict[str, Any],
 ) -> None:
-    end = torch._C._autograd._disable_profiler
+    alone = measured(doubled)
+    with torch.profiler.profile(**options) as outer:
+        within = measured(doubled)
+    assert within.peak.at_peak == alone.peak.at_peak
+    assert within.retained.total == alone.retained.total == 0
+    assert {"aten::ones", "aten::mul"} <= {event.key for event in outer.key_averages()}
 
-    def fail() -> None:
-        end()
-        raise RuntimeError("!stack.empty() INTERNAL ASSERT FAILED\nC++ frames")
 
-    before = installed()
-    measurement = BodyMeasurement("cpu")
-    measurement.start()
-    with monkeypatch.context() as patched:
-        patched.setattr(torch._C._autograd, "_disable_profiler", fail)
-        with pytest.raises(
-            RecordingError, match=r"profiler failed: !stack.empty\(\) INT.* FAILED \["
-        ):
-            measurement.stop()
-    assert installed() == before
-    again = BodyMeasurement("cpu")
-    again.start()
-    torch.ones(1000)
-    assert again.stop().peak.total == 4000
+@pytest.mark.parametrize("options", [{}, {"profile_memory": True, "with_stack": True}])
+def test_a_profiler_of_the_bodys_own_and_we_see_what_each_sees_alone(
+    options: dict[str, Any],
+) -> None:
+    seen: list[str] = []
+
+    def profiled() -> torch.Tensor:
+        with torch.profiler.profile(**options) as inner:
+            result = doubled()
+        seen.extend(event.key for event in inner.key_averages())
+        return result
+
+    # The two tensors, and the number 2: as it comes, and in the tensor's type.
+    assert measured(profiled).peak.total == measured(doubled).peak.total == 2 * 4000 + 8 + 4
+    assert {"aten::ones", "aten::mul"} <= set(seen)
 
 
 def test_freeing_what_was_there_before_is_seen() -> None:

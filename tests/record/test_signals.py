@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import sys
 import time
-from collections.abc import Callable
 from types import FrameType
 
 import pytest
 import torch
 
 from pytest_torchmem import measure
-from pytest_torchmem.record import recorder
-from pytest_torchmem.record.collector_count import KeptCount
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the timer is Linux's")
 
@@ -38,67 +34,33 @@ class Broken:
         raise ValueError("mine")
 
 
-def free(kept: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the signal come in the callback of a weak reference."""
-    clock = time.time_ns
-
-    def ringing() -> int:
-        monkeypatch.setattr(recorder, "time_ns", clock)
-        signal.raise_signal(signal.SIGUSR1)
-        return clock()
-
-    monkeypatch.setattr(recorder, "time_ns", ringing)
-    kept.clear()
-
-
-def collect(_: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the signal come in the callback of the collector."""
-    move_back = KeptCount._move_back
-
-    def ringing(count: KeptCount) -> None:
-        monkeypatch.setattr(KeptCount, "_move_back", move_back)
-        signal.raise_signal(signal.SIGUSR1)
-        move_back(count)
-
-    monkeypatch.setattr(KeptCount, "_move_back", ringing)
-    gc.collect()
-
-
-def collect_for_others_too(kept: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a callback of somebody else's run when the exception is handed on."""
-
-    def slow(*_: object) -> None:
-        spend(0.05)
-
-    gc.callbacks.append(slow)
-    try:
-        collect(kept, monkeypatch)
-    finally:
-        gc.callbacks.remove(slow)
-
-
 @pytest.mark.parametrize("handler", [ring, signal.default_int_handler])
-@pytest.mark.parametrize("call", [free, collect, collect_for_others_too])
-def test_what_a_handler_raises_while_python_calls_us_reaches_the_body(
-    call: Callable[[list[torch.Tensor], pytest.MonkeyPatch], None],
-    handler: signal.Handlers,
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_a_handler_raises_while_a_tensor_dies_reaches_the_body(
+    handler: signal.Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python drops what is raised in the callbacks of weak references and of the collector."""
+    """Python drops what is raised in the callbacks of weak references: there are none of ours."""
+    with measure(device="cpu"):
+        """From now on each allocation is known."""
     kept, dropped = [torch.ones(8)], list[object]()
     before = signal.signal(signal.SIGUSR1, handler)
     monkeypatch.setattr(sys, "unraisablehook", dropped.append)
+    ours = list[str]()
 
-    def call_and_wait() -> None:
-        call(kept, monkeypatch)
-        spend(5)
+    def tracer(frame: FrameType, *_: object) -> None:
+        ours.append(frame.f_code.co_filename)
 
     try:
-        with measure(device="cpu"), pytest.raises((TooLateError, KeyboardInterrupt)):
-            call_and_wait()
+        with measure(device="cpu"):
+            sys.setprofile(tracer)
+            kept.clear()
+            sys.setprofile(None)
+            with pytest.raises((TooLateError, KeyboardInterrupt)):
+                signal.raise_signal(signal.SIGUSR1)
     finally:
+        sys.setprofile(None)
         signal.signal(signal.SIGUSR1, before)
     assert not dropped
+    assert set(ours) <= {__file__}
 
 
 def test_what_a_body_raises_where_python_drops_it_is_dropped(

@@ -17,7 +17,7 @@ from pytest_torchmem.values.contributors import (
 from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.picture import OperatorUse, Picture, Span, Track
-from pytest_torchmem.values.results import Counters, Level, Peak, Result, Retained
+from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.units import MiB
 
 MS = 1_000_000
@@ -128,17 +128,16 @@ def window(key, change=Change.SAME, sentence="", scale=MiB, share=1.0, device="c
     )
 
 
-def counted(key, level=Level.COUNTERS, **changes):
-    """A body of which only the allocator's counters are known."""
+def on_gpu(key, **changes):
+    """A body without a picture, of which the allocator's own counters are known."""
     nothing = CategoryBytes()
     result = Result(
         name="",
         device="cuda:0",
         estimated=False,
         peak=Peak(3 * MiB, 0, nothing, nothing),
-        retained=Retained(MiB if level is Level.EVENTS else 0, nothing),
+        retained=Retained(MiB, nothing),
         counters=Counters(3 * MiB, 3 * MiB, 3 * MiB, 4 * MiB),
-        level=level,
     )
     limits = {"total": 4 * MiB}
     return Window(key, result, limits, Change.NOT_COMPARED, 0, "", **changes)

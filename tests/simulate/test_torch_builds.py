@@ -14,6 +14,8 @@ from typing import cast
 
 import pytest
 
+from pytest_torchmem.building import cache, cpp
+from pytest_torchmem.record.native import compiled_library
 from pytest_torchmem.simulate import build, process, torch_builds
 from pytest_torchmem.simulate.build import ElfFile
 from pytest_torchmem.simulate.gpus import parse_gpu
@@ -78,7 +80,7 @@ def test_a_cache_that_cannot_be_written_is_told_before_anything_is_fetched(cpu_t
 
 def test_a_build_of_the_wheel_installs_what_the_builder_imports():
     imported = set()
-    for module in (build, torch_builds):
+    for module in (build, torch_builds, cache, cpp, compiled_library):
         for node in ast.walk(ast.parse(Path(module.__file__ or "").read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 imported.add((node.module or "").partition(".")[0])
@@ -189,7 +191,7 @@ def compile_without_end(compiler, sources, headers, folder):
     print("compiling", flush=True)
     sys.stdin.read()  # until it is killed, or the test has ended
 
-build._compiled = compile_without_end
+build.compile_sources = compile_without_end
 torch_builds._headers = lambda cuda: []
 print("begins", flush=True)
 torch_builds._with_runtime("2.13.0", sys.argv[1], Path(sys.argv[2]), None)
@@ -216,7 +218,7 @@ def test_the_next_build_removes_what_killed_ones_left_and_no_others(
         return process.stdout.readline()
 
     def unfinished():
-        return {path.name for path in torch_builds.cache_folder().glob(f"*{build.UNFINISHED}")}
+        return {path.name for path in torch_builds.cache_folder().glob(f"*{cache.UNFINISHED}")}
 
     killed = build_of("12.4")
     assert said_by(killed) == "compiling\n"
@@ -254,11 +256,16 @@ def test_headers_whose_fetch_was_killed_are_fetched_again(tmp_path, monkeypatch)
     assert len(fetched) == 1
 
 
-def test_no_compiler_is_told(monkeypatch):
-    monkeypatch.setattr(build.shutil, "which", lambda _name: None)  # type: ignore[attr-defined]
-    monkeypatch.setattr(build.importlib.util, "find_spec", lambda _name: None)  # type: ignore[attr-defined]
-    with pytest.raises(SimulationError, match="pip install ziglang"):
-        build.find_compiler()
+def test_what_a_compiler_lacks_is_told(cpu_torch, monkeypatch):
+    def build_without_one(*_):
+        raise cpp.BuildError("there is none")
+
+    (cpu_torch / "version.py").write_text("__version__ = '2.13.0+cu130'\ncuda: str = '13.0'\n")
+    (cpu_torch / "lib").mkdir()
+    monkeypatch.setattr(torch_builds, "build", build_without_one)
+    monkeypatch.setattr(torch_builds, "_headers", lambda _cuda: [])
+    with pytest.raises(SimulationError, match="runtime cannot be built: there is none"):
+        torch_builds.torch_build()
 
 
 @pytest.fixture
@@ -275,9 +282,9 @@ def torch_asks_for(tmp_path):
     return make
 
 
-def compiled(source, library):
-    command = [*build.find_compiler(), "-x", "c", "-shared", "-fPIC", source, "-o", library]
-    assert not subprocess.run(command, check=False).returncode
+def compiled(source, library, *linked):
+    command = [*cpp.find_compiler(any_kind=True), "-x", "c", "-shared", "-fPIC", source]
+    assert not subprocess.run([*command, "-o", library, *linked], check=False).returncode
 
 
 def test_a_runtime_of_the_wheel_is_taken_without_a_compiler(tmp_path, torch_asks_for, monkeypatch):
@@ -297,11 +304,7 @@ def test_a_runtime_of_the_wheel_is_taken_without_a_compiler(tmp_path, torch_asks
 def test_what_a_library_leaves_open_is_read(tmp_path):
     source, library = tmp_path / "user.c", tmp_path / "libuser.so"
     source.write_text(LIBRARY_USER)
-    made = subprocess.run(
-        [*build.find_compiler(), "-x", "c", "-shared", "-fPIC", source, "-o", library, "-lm"],
-        check=False,
-    )
-    assert not made.returncode
+    compiled(source, library, "-lm")
     elf = ElfFile(library)
     assert ("written_elsewhere", "") in set(elf.left_open())
     assert "mine" not in dict(elf.left_open())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_baseline_file import CPU, entry
 
-from pytest_torchmem.store.baseline_file import read_file
+from pytest_torchmem.store.baseline_file import StoredEntries, read_file
 from pytest_torchmem.store.baselines import FileChanges, tell_git, write_file
 from pytest_torchmem.store.files import LOCK, locked
 from pytest_torchmem.values.errors import BaselineError
@@ -137,3 +137,24 @@ def test_a_failure_while_writing_gives_the_lock_back(tmp_path):
     assert files(tmp_path) == ["a.json"]
     with locked(tmp_path):
         pass
+
+
+def test_an_update_of_one_entry_reads_no_other(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write_file(path, CPU, FileChanges({f"test_{n}": entry(n + 1) for n in range(50)}))
+    before = {p.name: p.read_text().splitlines() for p in (path, path.with_suffix(".origins"))}
+    read = []
+    numbers = StoredEntries.numbers
+
+    def counted(self, key, path):
+        read.append(key)
+        return numbers(self, key, path)
+
+    monkeypatch.setattr(StoredEntries, "numbers", counted)
+    write_file(path, CPU, FileChanges({"test_7": entry(999)}))
+    assert read == []
+    for name, lines in before.items():
+        after = (tmp_path / name).read_text().splitlines()
+        changed = [new for old, new in zip(lines, after, strict=True) if old != new]
+        assert changed
+        assert all(line.startswith('["test_7"') for line in changed)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.store.changed_lines import ChangedLines, KeptCode
+from pytest_torchmem.store.changed_lines import ChangedLines, KeptCode, StoredEntry
 from pytest_torchmem.values.contributors import Source
 
 BASELINE = "tests/__torchmem__/cpu/test_net.json"
@@ -41,12 +41,17 @@ def commit(folder: Path) -> None:
     git(folder, "commit", "-q", "-m", "change")
 
 
+def stored(baseline: Path) -> StoredEntry:
+    """The file, as if it were the only entry in it."""
+    return StoredEntry(baseline, baseline.read_text() if baseline.exists() else "")
+
+
 def changed(folder: Path) -> list[int]:
     lines = ChangedLines(folder)
     return [
         line
         for line in range(1, 5)
-        if lines.changed_at(folder / BASELINE, Source("src/net.py", line, "f"))
+        if lines.changed_at(stored(folder / BASELINE), Source("src/net.py", line, "f"))
     ]
 
 
@@ -67,7 +72,7 @@ def test_lines_of_later_commits_have_changed_too(folder: Path) -> None:
 
 def now_at(folder: Path) -> list[int]:
     lines, baseline = ChangedLines(folder), folder / BASELINE
-    return [lines.now_at(baseline, Source("src/net.py", n, "f")).line for n in range(4)]
+    return [lines.now_at(stored(baseline), Source("src/net.py", n, "f")).line for n in range(4)]
 
 
 def test_lines_are_found_again_where_an_edit_moved_them(folder: Path) -> None:
@@ -91,9 +96,9 @@ def test_all_lines_of_a_new_file_have_changed_before_git_is_told_of_it_and_after
 ) -> None:
     put(folder, "src/layers.py", BEFORE)
     new = Source("src/layers.py", 2, "f")
-    assert ChangedLines(folder).changed_at(folder / BASELINE, new)
+    assert ChangedLines(folder).changed_at(stored(folder / BASELINE), new)
     git(folder, "add", "src/layers.py")
-    assert ChangedLines(folder).changed_at(folder / BASELINE, new)
+    assert ChangedLines(folder).changed_at(stored(folder / BASELINE), new)
 
 
 def test_lines_of_files_that_git_ignores_or_has_elsewhere_have_not_changed(folder: Path) -> None:
@@ -102,7 +107,7 @@ def test_lines_of_files_that_git_ignores_or_has_elsewhere_have_not_changed(folde
     elsewhere = folder.parent / "elsewhere.py"
     elsewhere.write_text(BEFORE)
     for file in ("venv/torch.py", str(elsewhere), "../elsewhere.py", "gone.py", ""):
-        assert not ChangedLines(folder).changed_at(folder / BASELINE, Source(file, 2, "f"))
+        assert not ChangedLines(folder).changed_at(stored(folder / BASELINE), Source(file, 2, "f"))
 
 
 def test_a_new_baseline_is_of_the_code_that_it_was_committed_with(folder: Path) -> None:
@@ -118,17 +123,17 @@ def test_a_baseline_that_is_not_committed_is_held_against_the_newest_commit(fold
     put(folder, "src/net.py", AFTER)
     lines = ChangedLines(folder)
     other = folder / "tests/__torchmem__/cpu/test_other.json"
-    assert lines.changed_at(other, Source("src/net.py", 2, "f"))
+    assert lines.changed_at(stored(other), Source("src/net.py", 2, "f"))
 
 
 def test_a_project_below_the_repository_names_files_from_its_own_root(folder: Path) -> None:
     put(folder, "src/net.py", AFTER)
     lines = ChangedLines(folder / "src")
-    assert lines.changed_at(folder / BASELINE, Source("net.py", 2, "f"))
+    assert lines.changed_at(stored(folder / BASELINE), Source("net.py", 2, "f"))
 
 
 def places(folder: Path) -> list[str]:
-    return [str(place) for place in ChangedLines(folder).places(folder / BASELINE)]
+    return [str(place) for place in ChangedLines(folder).places(stored(folder / BASELINE))]
 
 
 def test_each_change_of_code_has_a_place(folder: Path) -> None:
@@ -179,7 +184,7 @@ def test_a_file_with_an_umlaut_is_known_by_its_name(folder: Path) -> None:
     put(folder, "src/größe.py", AFTER)
     assert places(folder) == ["größe.py:2"]
     lines = ChangedLines(folder)
-    assert lines.changed_at(folder / BASELINE, Source("src/größe.py", 2, "f"))
+    assert lines.changed_at(stored(folder / BASELINE), Source("src/größe.py", 2, "f"))
 
 
 def test_without_a_repository_nothing_has_changed(tmp_path: Path) -> None:
@@ -229,7 +234,7 @@ def test_settings_with_an_odd_name_have_places(folder: Path) -> None:
 
 def test_settings_above_the_root_of_the_tests_are_not_looked_at(folder: Path) -> None:
     places_after_edit(folder, "conf/small.toml", 'load("small.toml")\n')
-    assert ChangedLines(folder / "src").places(folder / BASELINE) == ()
+    assert ChangedLines(folder / "src").places(stored(folder / BASELINE)) == ()
 
 
 @pytest.fixture
@@ -245,7 +250,7 @@ def kept(tmp_path: Path) -> ChangedLines:
     put(project, "data.json", "1" * (1 << 19))
     put(project, BASELINE, "{}")
     lines = remembering(project)
-    lines.keep([project / BASELINE])
+    lines.keep([stored(project / BASELINE).text])
     return lines
 
 
@@ -265,14 +270,14 @@ def test_without_a_repository_lines_are_held_against_code_that_was_kept(
         changes = [
             line
             for line in range(1, 5)
-            if lines.changed_at(project / BASELINE, Source("src/net.py", line, "f"))
+            if lines.changed_at(stored(project / BASELINE), Source("src/net.py", line, "f"))
         ]
         assert changes == ([2, 3] if is_known else [])
         new = Source("src/new.py", 1, "f")
-        assert bool(lines.changed_at(project / BASELINE, new)) is is_known
-        places = [str(place) for place in lines.places(project / BASELINE)]
+        assert bool(lines.changed_at(stored(project / BASELINE), new)) is is_known
+        places = [str(place) for place in lines.places(stored(project / BASELINE))]
         assert places == (["small.toml:2", "net.py:2"] if is_known else [])
-    moved = remembering(project).now_at(project / BASELINE, Source("src/net.py", 3, "f"))
+    moved = remembering(project).now_at(stored(project / BASELINE), Source("src/net.py", 3, "f"))
     assert moved.line == 4
 
 
@@ -282,9 +287,38 @@ def test_code_is_kept_for_a_baseline_with_the_content_that_was_written(
     project = tmp_path / "project"
     put(project, "src/net.py", AFTER)
     put(project, BASELINE, "{} ")
-    assert remembering(project).places(project / BASELINE) == ()
+    assert remembering(project).places(stored(project / BASELINE)) == ()
     put(project, "elsewhere.json", "{}")
-    assert remembering(project).places(project / "elsewhere.json")
+    assert remembering(project).places(stored(project / "elsewhere.json"))
+
+
+def test_an_update_of_one_entry_leaves_another_with_the_code_that_it_was_measured_with(
+    kept: ChangedLines, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    one, other = (StoredEntry(project / BASELINE, text) for text in ("one", "other"))
+    kept.keep([one.text, other.text])
+    put(project, "src/net.py", AFTER)
+    remembering(project).keep([one.text])
+    lines = remembering(project)
+    assert [str(place) for place in lines.places(other)] == ["net.py:2"]
+    assert lines.places(one) == ()
+
+
+def test_a_clone_without_the_history_of_a_baseline_is_told_as_that(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    put(folder, "src/net.py", AFTER)
+    commit(folder)
+    shallow, whole = (tmp_path_factory.mktemp("clone") / name for name in ("shallow", "whole"))
+    for clone, depth in ((shallow, ["--depth=1"]), (whole, [])):
+        git(folder, "clone", "-q", *depth, folder.as_uri(), str(clone))
+    entry = stored(shallow / BASELINE)
+    assert ChangedLines(shallow).is_cut_off(entry)
+    assert ChangedLines(shallow).places(entry) == ()
+    entry = stored(whole / BASELINE)
+    assert not ChangedLines(whole).is_cut_off(entry)
+    assert [str(place) for place in ChangedLines(whole).places(entry)] == ["net.py:2"]
 
 
 def test_code_is_kept_without_data_tools_and_packages(kept: ChangedLines, tmp_path: Path) -> None:
@@ -302,15 +336,16 @@ def test_lines_of_a_file_with_a_new_name_have_changed_where_they_were_edited(
     project = tmp_path / "project"
     put(project, "src/net.py", "import torch\n\n\n" + BEFORE * 9)
     put(project, BASELINE, "{} ")
-    kept.keep([project / BASELINE])
+    kept.keep([stored(project / BASELINE).text])
     put(project, "src/model.py", "import torch\n\n" + BEFORE * 8 + AFTER)
     (project / "src/net.py").unlink()
     lines, baseline = remembering(project), project / BASELINE
-    lines_changed = [n for n in range(1, 40) if lines.changed_at(baseline, at("src/model.py", n))]
+    entry = stored(baseline)
+    lines_changed = [n for n in range(1, 40) if lines.changed_at(entry, at("src/model.py", n))]
     assert lines_changed == [28, 29]
-    assert lines.now_at(baseline, at("src/net.py", 30)) == at("src/model.py", 30)
-    assert lines.now_at(baseline, at("src/net.py", 5)) == at("src/model.py", 4)
-    assert [str(place) for place in lines.places(baseline)] == ["model.py:28"]
+    assert lines.now_at(stored(baseline), at("src/net.py", 30)) == at("src/model.py", 30)
+    assert lines.now_at(stored(baseline), at("src/net.py", 5)) == at("src/model.py", 4)
+    assert [str(place) for place in lines.places(stored(baseline))] == ["model.py:28"]
 
 
 def test_git_knows_new_names_of_files_that_it_was_told_of(folder: Path) -> None:
@@ -318,11 +353,11 @@ def test_git_knows_new_names_of_files_that_it_was_told_of(folder: Path) -> None:
     put(folder, BASELINE, "{} ")
     commit(folder)
     git(folder, "mv", "src/net.py", "src/model.py")
-    assert not ChangedLines(folder).places(folder / BASELINE)
+    assert not ChangedLines(folder).places(stored(folder / BASELINE))
     put(folder, "src/model.py", BEFORE * 8 + AFTER)
     lines, baseline = ChangedLines(folder), folder / BASELINE
-    assert [str(place) for place in lines.places(baseline)] == ["model.py:26"]
-    assert lines.now_at(baseline, at("src/net.py", 2)) == at("src/model.py", 2)
+    assert [str(place) for place in lines.places(stored(baseline))] == ["model.py:26"]
+    assert lines.now_at(stored(baseline), at("src/net.py", 2)) == at("src/model.py", 2)
 
 
 def at(file: str, line: int) -> Source:
@@ -337,14 +372,14 @@ def test_code_is_kept_beside_the_repository_that_a_hook_of_git_names(
     monkeypatch.setenv("GIT_INDEX_FILE", str(folder / ".git" / "index"))
     put(folder, "src/new.py", BEFORE)
     lines = ChangedLines(folder, KeptCode(folder, lambda: folder / ".git"))
-    lines.keep([folder / BASELINE])
+    lines.keep([stored(folder / BASELINE).text])
     assert (folder / ".git" / "index").read_bytes() == index
     put(folder, "src/new.py", AFTER)
-    assert [str(place) for place in lines.places(folder / BASELINE)] == ["new.py:2"]
+    assert [str(place) for place in lines.places(stored(folder / BASELINE))] == ["new.py:2"]
 
 
 def test_where_code_cannot_be_kept_nothing_is(folder: Path) -> None:
     lines = ChangedLines(folder, KeptCode(folder, lambda: folder / "src/net.py"))
-    lines.keep([folder / BASELINE])
+    lines.keep([stored(folder / BASELINE).text])
     put(folder, "src/net.py", AFTER)
-    assert lines.changed_at(folder / BASELINE, Source("src/net.py", 2, "f"))
+    assert lines.changed_at(stored(folder / BASELINE), Source("src/net.py", 2, "f"))

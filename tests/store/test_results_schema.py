@@ -16,7 +16,7 @@ from pytest_torchmem.values.measured import BaselineChange
 from pytest_torchmem.values.picture import Blocks
 from pytest_torchmem.values.results import Fate, Holder
 from tests.documents import DOCS
-from tests.report.sample_run import counted, report_of, sample_run
+from tests.report.sample_run import on_gpu, report_of, sample_run
 
 PAGE = (DOCS / "results-schema.md").read_text(encoding="utf-8")
 SECTIONS = {
@@ -28,11 +28,11 @@ SECTIONS = {
 def written() -> dict[str, Any]:
     """A results file with something of every kind in it, as a reader gets it."""
     run = sample_run()
-    (first, *others), counters = run.tests, report_of("test_counted", counted("test_counted"))
+    (first, *others), counters = run.tests, report_of("test_on_gpu", on_gpu("test_on_gpu"))
     body = first.windows[0]
     holder = Holder(1, 1, Fate.HELD, "model.last")
     retained = replace(body.result.retained, holders=(holder,))
-    result = replace(body.result, retained=retained, counters=counted("").result.counters)
+    result = replace(body.result, retained=retained, counters=on_gpu("").result.counters)
     change = BaselineChange("x.json", "test_a", Change.GROWN, 1, 2, True)
     tests = (replace(first, windows=(replace(body, result=result),)), *others, counters)
     whole: RunReport = replace(run, tests=tests, changes=(change,))

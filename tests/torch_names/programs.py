@@ -293,7 +293,7 @@ def _named(category: Any) -> str:
 def _our_operators(profile: Any) -> Iterator[tuple[str, Lines, tuple[bool | None, ...]]]:
     for event in profile.op_tree.dfs():
         if event.kind is EventKind.TORCH_OP:
-            schemas = list(ours.SchemaMatcher.match_schemas(event))
+            schemas: Lines = list(ours.SchemaMatcher.match_schemas(event))
             yield event.name, schemas, ours.SchemaMatcher.inputs_are_mutable(event)
 
 

@@ -261,3 +261,34 @@ def test_a_pair_of_graphs_is_what_torchs_functions_make_of_it(name, partition, m
     in_backward = max(memory_estimator().build_memory_profile(backward.graph, released))
     in_forward = max(memory_estimator().build_memory_profile(forward.graph, made_by_nodes))
     assert estimate_pair(forward, backward).peak.total == max(in_forward, held + idle + in_backward)
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_the_older_signature_with_sizes_of_nodes_is_answered(by_keyword: bool) -> None:
+    with FakeTensorMode():
+        graph = make_fx(lambda x: (x + 1).exp().sum())(torch.empty(1000)).graph
+
+    def size_of(node: Any) -> int:
+        value = node.meta["val"]
+        return 2 * int(value.untyped_storage().nbytes())
+
+    def is_releasable(node: Any) -> bool:
+        return bool(node.op == "call_function")
+
+    if by_keyword:
+        old = build_memory_profile(graph, size_of=size_of, is_releasable=is_releasable)
+    else:
+        old = build_memory_profile(graph, size_of, is_releasable)
+    # The input stays; x + 1 is released after exp, exp after sum.
+    assert old == [8000, 16000, 16000, 24000, 16000, 16008, 8008]
+    assert old == build_memory_profile(graph, is_releasable, lambda size_bytes: 2 * size_bytes)
+
+
+def test_a_node_with_several_storages_splits_the_size_that_it_is_given() -> None:
+    with FakeTensorMode():
+        graph = make_fx(lambda x: torch.max(x, 0))(torch.empty(10, 100)).graph
+
+    def size_of(node: Any) -> int:
+        return 1200 if node.target is torch.ops.aten.max.dim else 0
+
+    assert build_memory_profile(graph, size_of, lambda node: node.op == "call_function")[1] == 1200

@@ -98,7 +98,7 @@ def test_the_last_version_of_a_key_can_be_looked_up():
     made = next(key for n in graph.flow_nodes if n.event.name == "aten::ones" for key in n.outputs)
     assert graph.lookup(made) == 2
     with pytest.raises(KeyError):
-        graph.lookup(names.TensorKey("cpu", 10**6, names.StorageId(0, 0)))
+        graph.lookup(names.TensorKey(torch.device("cpu"), 10**6, names.StorageId(0, 0)))
 
 
 def test_keys_snapshot_and_sizes_are_torchs(finished):
@@ -440,7 +440,7 @@ def test_memory_without_a_tensor_is_in_the_timeline_without_a_key(device):
         ("CREATE", names.TensorKey, 1024),
         ("DESTROY", names.TensorKey, 1024),
     ]
-    assert {key.device for _, _, (key, _), _ in timeline} == {device}
+    assert {key.device for _, _, (key, _), _ in timeline} == {torch.device(device)}
 
 
 def test_a_free_of_what_no_operator_took_was_there_before():
@@ -451,8 +451,8 @@ def test_a_free_of_what_no_operator_took_was_there_before():
     trace.allocations["keyed"] = False
     profile = MemoryProfile(trace)
     assert [(a.name, k, s) for _, a, (k, _), s in profile.timeline] == [
-        ("PREEXISTING", names.Key("cuda:0"), 4096),
-        ("DESTROY", names.Key("cuda:0"), 4096),
+        ("PREEXISTING", names.Key(torch.device("cuda:0")), 4096),
+        ("DESTROY", names.Key(torch.device("cuda:0")), 4096),
     ]
 
 
@@ -462,3 +462,44 @@ def test_an_interrupted_graph_is_refused():
     columns.version[columns.is_input] += 1
     with pytest.raises(TraceError, match="is used where version 0 is the last"):
         profile.data_flow_graph.validate()
+
+
+def test_devices_categories_and_schemas_are_those_of_torch() -> None:
+    profile = MemoryProfile(profiled(lambda: torch.ones(25).add_(1)))
+    assert {key.device for _, _, (key, _), _ in profile.timeline} == {torch.device("cpu")}
+    assert [(c.name, c.value) for c in Category] == [
+        (c.name, c.value) for c in torch.profiler._memory_profiler.Category
+    ]
+
+
+def test_functions_take_the_events_of_torchs_tree() -> None:
+    model = nn.Linear(4, 3)
+    model(torch.ones(2, 4)).sum().backward()
+    finished = profiled(lambda: model(torch.ones(2, 4)).sum().backward())
+    theirs: Any = torch.profiler._memory_profiler
+    found = 0
+    for event in MemoryProfile(finished)._op_tree.dfs():
+        assert [
+            [None if key is None else (key.id, key.device) for key in pair]
+            for pair in names.extract_gradients(event)
+        ] == [
+            [None if key is None else (key.id, key.device) for key in pair]
+            for pair in theirs.extract_gradients(event)
+        ]
+        if event.tag.name == "TorchOp":
+            found += 1
+            fields = event.extra_fields
+            assert [
+                schema.overload_name for schema in names.SchemaMatcher.match_schemas(fields)
+            ] == [schema.overload_name for schema in theirs.SchemaMatcher.match_schemas(fields)]
+            assert names.SchemaMatcher.inputs_are_mutable(
+                fields
+            ) == theirs.SchemaMatcher.inputs_are_mutable(fields)
+    assert found > 10
+
+
+def test_options_that_are_lacking_are_a_value_error_as_in_torch() -> None:
+    with torch.profiler.profile(record_shapes=True, with_stack=True) as finished:
+        torch.ones(1)
+    with pytest.raises(ValueError, match=r"^profile_memory=True required for memory profiling\.$"):
+        MemoryProfile(finished)

@@ -33,8 +33,8 @@ def test_a_value_comes_back_from_its_json():
 def test_what_is_rarely_written_may_be_missing_and_nothing_else_may():
     who = Contributor(Category.INPUT, 5, 1, "", "", None, Phase.FORWARD, claimed="by a pass")
     assert Contributor.from_json(without(who.to_json(), "claimed")) == replace(who, claimed="")
-    with pytest.raises(KeyError, match="level"):
-        Result.from_json(without(RESULT.to_json(), "level"))
+    with pytest.raises(KeyError, match="steps"):
+        Result.from_json(without(RESULT.to_json(), "steps"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import CategoryBytes
 from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.measured import MeasuredTest, Window
-from pytest_torchmem.values.results import Level, Peak, Result, Retained
+from pytest_torchmem.values.results import Peak, Result, Retained
 
 SIZE = CategoryBytes(activation=3)
 RESULT = Result("", "cpu", False, Peak(3, 0, SIZE, SIZE), Retained(0, CategoryBytes()))
@@ -43,7 +43,6 @@ def test_a_peak_that_may_be_larger_is_shown_with_both_ends():
 
     assert shown(9) == "3 B to 9 B"
     assert shown(9, estimated=True) == "3 B to 9 B (estimated)"
-    assert shown(9, level=Level.COUNTERS) == "at most 9 B"
     assert shown(3) == shown(None) == "3 B"
     assert Result.from_json(replace(RESULT, at_most=9).to_json()).interval
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchmem.values.errors import SizeError
+from pytest_torchmem.values.errors import DeviceError, MarkerError, SizeError
 from pytest_torchmem.values.units import (
     GiB,
     KiB,
@@ -19,6 +19,7 @@ from pytest_torchmem.values.units import (
     parse_floor,
     parse_fraction,
     parse_size,
+    resolve_device,
 )
 
 
@@ -149,3 +150,17 @@ def test_what_can_only_be_bytes_is_read_in_any_case(text):
 def test_a_tolerance_beyond_all_use_is_refused(text):
     with pytest.raises(SizeError):
         parse_fraction(text)
+
+
+def test_a_device_is_the_one_of_its_kind_that_is_there():
+    there = ["cpu", "cuda:1"]
+    assert resolve_device("cuda", there, "it") == "cuda:1"
+    assert resolve_device(" CPU", there, "it") == resolve_device("cpu:0", there, "it") == "cpu"
+    assert resolve_device("CUDA:1", there, "it") == "cuda:1"
+    for name in ("gpu", "cuda:0", "cuda:11", ""):
+        with pytest.raises(DeviceError, match=f"it has no memory on '{name}'; it has: cpu, cuda:1"):
+            resolve_device(name, there, "it")
+    with pytest.raises(DeviceError, match="it has 2 devices called cuda: cuda:0, cuda:1"):
+        resolve_device("cuda", ["cuda:0", "cuda:1"], "it")
+    with pytest.raises(MarkerError, match="device: 5 is not a device"):
+        resolve_device(5, there, "it")

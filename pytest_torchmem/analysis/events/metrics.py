@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_torchmem.analysis.events.calls import PythonStacks, is_step
+from pytest_torchmem.analysis.events.calls import OUT_OF_MEMORY, PythonStacks, is_step
 from pytest_torchmem.analysis.events.device_queue import DeviceQueue, find_device_queue
 from pytest_torchmem.analysis.events.op_tree import (
     Annotations,
@@ -62,7 +62,8 @@ class Event:
         row: Its row in `Trace.events`.
         parent: The row of the event around it, or -1.
         depth: How many events are around it.
-        name: The operator, label, or Python call; "" for an allocation.
+        name: The operator, label, or Python call; "" for an allocation, ``[OutOfMemory]`` for one
+            that failed.
         kind: What it is.
         place: The nearest Python function at or around it, ``train.py(12): step``, or "".
         start_ns: When it began, on the recording's clock.
@@ -93,7 +94,9 @@ class Event:
 def make_events(tree: OpTree, metrics: EventMetrics) -> list[Event]:
     """Return all events, each before those within it."""
     events, strings, kinds = tree.trace.events, tree.trace.strings, list(EventKind)
-    names = [strings[text] for text in PythonStacks(tree).texts.tolist()]
+    failed = (events["kind"] == EventKind.OUT_OF_MEMORY).tolist()
+    texts = PythonStacks(tree).texts.tolist()
+    names = [OUT_OF_MEMORY if f else strings[text] for text, f in zip(texts, failed, strict=True)]
     parents = events["parent"].tolist()
     numbers = (
         events["start_ns"],

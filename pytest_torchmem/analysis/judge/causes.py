@@ -221,22 +221,27 @@ def _first(members: Sequence[Difference], lines: Sequence[LineDifference]) -> Di
     return min(large or members, key=lambda p: (id(p) not in changed, p.contributor.order))
 
 
-def changes_to_name(
+def nearest_first(
     made: Iterable[Contributor], places: Sequence[CodeLines]
 ) -> tuple[CodeLines, ...]:
-    """Return the changed places to name for a cause whose own line has not changed.
+    """Sort the places that have changed: those in the files of what was ``made`` come first.
 
-    A list that keeps losses, or a larger number in a configuration, makes no memory itself. A few
-    places are all named, those in the files of what was ``made`` first. Of many, the first choice
-    that is few is named: those in code, those in these files and settings, those in these files.
+    Their own order ranks the rest: the code that a test reaches first, then files of settings.
     """
     files = {c.source.file for c in made if c.source}
-    code = [place for place in places if place.file.endswith(".py")]
-    settings = [place for place in places if place not in code]
-    near = [place for place in code if place.file in files]
-    nearest_first = [*near, *(place for place in code if place not in near)]
-    choices = ([*nearest_first, *settings], nearest_first, [*near, *settings], near)
-    return tuple(next((some for some in choices if 0 < len(some) <= _FEW_CHANGES), ()))
+    is_far = lambda place: (place.file not in files, not place.file.endswith(".py"))  # noqa: E731
+    return tuple(sorted(places, key=is_far))
+
+
+def changes_text(places: Sequence[CodeLines]) -> str:
+    """Return ``; changed since: train.py:26``, for a cause whose own line has not changed.
+
+    A list that keeps losses, or a larger number in a configuration, makes no memory itself. Of many
+    places the nearest are named.
+    """
+    named = ", ".join(map(str, places[:_FEW_CHANGES]))
+    more = f" and {len(places) - _FEW_CHANGES} more" if places[_FEW_CHANGES:] else ""
+    return f"; changed since: {named}{more}" if places else ""
 
 
 def lost_by_origin(now: Iterable[Contributor], then: Iterable[Contributor]) -> LostByOrigin:
@@ -254,10 +259,26 @@ def lost_by_origin(now: Iterable[Contributor], then: Iterable[Contributor]) -> L
 
 def tell_labels(growths: Iterable[Difference], lost: LostByOrigin) -> list[Difference]:
     """Return a category's growth, with RELABELLED for what another category has lost."""
-    told = []
+    told, left = [], {origin: dict(gone) for origin, gone in lost.items()}
     for growth in growths:
-        of_origin = lost.get(origin_of(growth.contributor), {}).items()
-        others = (pair for pair in of_origin if pair[0] is not growth.contributor.category)
-        was = next((category for category, gone in others if gone >= growth.size_bytes), None)
-        told.append(replace(growth, kind=DifferenceKind.RELABELLED, was=was) if was else growth)
+        of_origin = left.get(origin_of(growth.contributor), {})
+        others = (pair for pair in of_origin.items() if pair[0] is not growth.contributor.category)
+        was = next((c for c, gone in others if gone >= growth.size_bytes > 0), None)
+        if was is None:
+            told.append(growth)
+        else:
+            of_origin[was] -= growth.size_bytes
+            told.append(replace(growth, kind=DifferenceKind.RELABELLED, was=was))
     return told
+
+
+def moved_labels(lines: Iterable[LineDifference]) -> list[Difference]:
+    """Return what only counts in another category than before."""
+    parts = (part for line in lines for part in line.parts)
+    return [part for part in parts if part.kind is DifferenceKind.RELABELLED]
+
+
+def label_note(part: Difference) -> str:
+    """Return ``1.0 MiB of input from aten::zeros at cache.py:8 counted as temporary before``."""
+    was = words(part.was.value) if part.was else ""
+    return f"{format_size(part.size_bytes)} {origin(part.contributor)} counted as {was} before"

@@ -40,6 +40,9 @@ from pytest_torchmem.values.findings import (
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart, format_change, format_share, format_size
 
+# A line that made one in so many of the growth is one that made the total grow.
+_EXPLAINS: Final = 4
+_FEW_NOTES: Final = 5
 # Numbers that memory which was left alive unseen would be part of, whatever it is for,
 _MAY_LACK: Final = ("total", Category.UNKNOWN.value, "retained", "net_retained")
 # and those with what another thread holds for a while: it may be of any category.
@@ -86,7 +89,8 @@ def judge_baseline(
     """Compare the peak, each category's own peak and what was retained with a stored entry.
 
     ``code`` says which lines have changed since; it is asked only about what grew, as the stored
-    entry is asked what its numbers were made of.
+    entry is asked what its numbers were made of. Bytes that only count in another category than
+    before are a note: a category grew by what is new in it.
     """
     stored, environment = reference.numbers, reference.environment
     if result.peak.total == 0 and stored.total > 0:
@@ -97,9 +101,23 @@ def judge_baseline(
     sides = _Sides(result, reference, code)
     told_as = f"the baseline{f' for {environment}' if environment else ''} of {{}}"
     numbers = [n for n in stored.changes(Numbers.measured(result)) if n.by_bytes]
+    # What grew first: it says what a category that shrank has lost to another.
+    numbers.sort(key=lambda number: number.by_bytes < 0)
+    moved: list[Difference] = []
     for number in numbers:
         allowed = stored.allowance(number.key, allowance)
         change = allowed.compare(number.after_bytes, number.before_bytes)
+        if change is Change.GROWN:
+            labels = causes.moved_labels(sides.lines(number.key, number.by_bytes))
+            moved += labels
+            without_bytes = number.after_bytes - sum(part.size_bytes for part in labels)
+            if allowed.compare(without_bytes, number.before_bytes) is not Change.GROWN:
+                change = Change.WITHIN
+        elif change is Change.SHRUNK:
+            lost_bytes = sum(p.size_bytes for p in moved if p.was and p.was.value == number.key)
+            with_bytes = number.after_bytes + lost_bytes
+            if allowed.compare(with_bytes, number.before_bytes) is not Change.SHRUNK:
+                change = Change.WITHIN
         changes.add(change)
         if change is Change.GROWN:
             finding = Finding(
@@ -111,6 +129,9 @@ def judge_baseline(
                 allowed=allowed.text_for(number.before_bytes),
             )
             findings.append(_with_cause(finding, result))
+    if moved:
+        notes = dict.fromkeys((*result.notes, *map(causes.label_note, moved[:_FEW_NOTES])))
+        result = replace(result, notes=tuple(notes))
     change, ranked = overall(changes), rank(findings)
     changed, notice = ChangedNumber(TOTAL, stored.total, result.peak.total), ""
     lines: tuple[LineDifference, ...] = ()
@@ -154,9 +175,11 @@ def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     What could not be judged leads, because nobody knows how large it is. Next is a total that grew:
     it is known what it grew by, and the rest are parts of it. Of these parts the one with the most
     telling cause comes first. A total over a limit, of which only the composition is known, says
-    less than its parts, and so does a category that only took over what another had.
+    less than its parts, and so does a category that only took over what another had. What is left
+    behind over a limit leads before a total that grew by the same line: that is a consequence.
     """
     found = list(findings)
+    leaking = _leaking(found)
     leads = sorted((f.lines[0] for f in found if f.lines), key=lambda line: -line.size_bytes)
     excess_bytes = max((f.excess_bytes for f in found), default=0)
     order = [id(lead) for lead in cause_first(leads, excess_bytes)]
@@ -164,19 +187,37 @@ def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     def telling(finding: Finding) -> tuple[int, int, int, int]:
         place = order.index(id(finding.lines[0])) if finding.lines else len(order)
         key = LIMIT_KEYS.index(finding.key)
-        return (_tier(finding), place, -finding.excess_bytes, key)
+        return (_tier(finding, leaking), place, -finding.excess_bytes, key)
 
     return tuple(sorted(found, key=telling))
 
 
-def _tier(finding: Finding) -> int:
+def _leaking(findings: Sequence[Finding]) -> bool:
+    """True where a line that leaves too much behind is one that made the total grow, too."""
+    grown = [f for f in findings if f.key == TOTAL and f.kind is FindingKind.GROWN]
+    lines = {
+        line.parts[0].contributor.told_line
+        for finding in grown
+        for line in finding.lines
+        if _EXPLAINS * line.size_bytes >= finding.excess_bytes
+    }
+    return any(f.causes and f.causes[0].told_line in lines for f in findings if _is_left(f))
+
+
+def _is_left(finding: Finding) -> bool:
+    return finding.key in RETAINED and finding.kind is FindingKind.OVER_LIMIT
+
+
+def _tier(finding: Finding, leaking: bool) -> int:
     if not finding.kind.has_excess:
         return 0
+    if leaking and _is_left(finding):
+        return 1
     if finding.lines and finding.lines[0].parts[0].kind is DifferenceKind.RELABELLED:
-        return 4
+        return 5
     if finding.key == "total":
-        return 1 if finding.kind is FindingKind.GROWN else 3
-    return 3 if finding.key in COUNTERS else 2
+        return 2 if finding.kind is FindingKind.GROWN else 4
+    return 4 if finding.key in COUNTERS else 3
 
 
 def _judge_limit(result: Result, key: str, limit_bytes: int) -> Finding | None:
@@ -344,10 +385,10 @@ def with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Find
     if source and code.changed_at(source):
         return findings
     made = (*(c for line in first.lines for c in line.contributors), *first.causes)
-    places = causes.changes_to_name(made, code.places())
+    places = causes.nearest_first(made, code.places())
     if not places:
         return findings
-    told = f"{first.others}; changed since: {', '.join(map(str, places))}"
+    told = first.others + causes.changes_text(places)
     place = places[0] if len(places) == 1 else first.place
     return (replace(first, others=told, changed_since=places, place=place), *others)
 
@@ -452,7 +493,11 @@ def sentences(verdicts: Iterable[Verdict], name_regions: bool = True) -> tuple[s
         where = verdict.where if name_regions else ""
         for finding in verdict.findings:
             # One cause may count in several categories: scratch at one moment, and kept later.
-            cause = finding.causes[0].told_line if finding.causes else id(finding)
+            cause: object = finding.causes[0].told_line if finding.causes else id(finding)
+            if finding.place and not finding.changed_since:
+                cause = str(finding.place)
+            elif finding.causes and (source := finding.causes[0].source):
+                cause = str(source)
             known = told.setdefault(cause, [])
             same = f"{where}{finding.numbers} (same cause)"
             known.append(same if known else where + finding.shown)

@@ -48,8 +48,18 @@ class Evidence:
 
     @cached_property
     def made(self) -> NDArray[np.bool_]:
-        """Allocated within the window."""
-        return self.window.holds(self.storages.born)
+        """Allocated within the window, by torch."""
+        return self.window.holds(self.storages.born) & ~self.outside
+
+    @cached_property
+    def outside(self) -> NDArray[np.bool_]:
+        """Memory of another allocator, such as numpy's, or of a file that is mapped.
+
+        It is there from where an operator met it first: until then nobody knows of it.
+        """
+        kinds = np.append(self.tree.trace.events["kind"], np.uint8(EventKind.ALLOCATION))
+        outside: NDArray[np.bool_] = kinds[self.storages.event] == EventKind.OTHER
+        return outside
 
     @cached_property
     def touched(self) -> NDArray[np.bool_]:
@@ -71,6 +81,7 @@ class Evidence:
         )
         used &= (at <= self.window.end) & ~self._left_behind
         alive = (self.storages.born < self.window.begin) & (self.storages.died > self.window.begin)
+        alive |= self.outside & self.window.holds(self.storages.born)
         return (
             alive
             & ~self.foreign

@@ -20,6 +20,7 @@ from pytest_torchmem.analysis.torch_view.data_flow import DataFlowGraph, TensorK
 from pytest_torchmem.analysis.torch_view.torch_labels import NOTHING, TorchLabels, label_versions
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import Role
+from pytest_torchmem.values.units import Device
 
 #: The order in which torch's exports list categories.
 TORCH_ORDER: Final = (
@@ -96,17 +97,17 @@ class TorchMemoryProfile:
         )
         return entries[np.lexsort((entries["action"], entries["time_ns"]))]
 
-    def timeline(self, device: str) -> Timeline:
+    def timeline(self, device: Device | None = None) -> Timeline:
         """The device's timeline in microseconds resolution, columns in our order."""
         times, levels = self._levels(device)
         return Timeline(times * 1000, levels)
 
-    def coalesced(self, device: str) -> tuple[list[int], list[list[int]]]:
+    def coalesced(self, device: Device | None = None) -> tuple[list[int], list[list[int]]]:
         """Times in µs, and for each the sizes by category in torch's order after a leading 0."""
         times, levels = self._levels(device)
         return times.tolist(), _in_torch_order(levels)
 
-    def raw(self, device: str) -> list[tuple[int, int, int, int]]:
+    def raw(self, device: Device | None = None) -> list[tuple[int, int, int, int]]:
         """(time in ns, action, bytes gained or lost, index of the category in torch's order)."""
         entries = self._of(device)
         rows: list[tuple[int, int, int, int]] = []
@@ -124,13 +125,13 @@ class TorchMemoryProfile:
                 rows.append((time, action, size, after))
         return rows
 
-    def _of(self, device: str) -> NDArray[np.void]:
-        devices = self.tree.trace.devices
-        number = devices.index(device) if device in devices else -1
+    def _of(self, device: Device | None = None) -> NDArray[np.void]:
+        devices, name = self.tree.trace.devices, self.tree.trace.device_named(device)
+        number = devices.index(name) if name in devices else -1
         mine: NDArray[np.void] = self.entries[self.entries["device"] == number]
         return mine
 
-    def _levels(self, device: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _levels(self, device: Device | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         entries = self._of(device)
         if not len(entries):
             return np.empty(0, np.int64), np.empty((0, len(Category)), np.int64)

@@ -1,11 +1,4 @@
-"""One measured test body: warm it up, run it, measure it; then have it judged and sent.
-
-A body is not recorded where a GPU's allocator alone can answer. The allocator's counters answer for
-limits on the total and on the counters themselves, its history for limits on what is retained. The
-counters also hold what others left behind. So they can prove that a body stays within a limit, and
-cannot prove that it exceeds one. Without a proof the body runs again and is recorded: then the
-number is exact, and a failure can say what it is made of.
-"""
+"""One measured test body: warm it up, run it, measure it; then have it judged and sent."""
 
 from __future__ import annotations
 
@@ -15,6 +8,7 @@ import gc
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,16 +16,12 @@ import pytest
 
 from pytest_torchmem.contexts import gc_paused, numpy_in_place
 from pytest_torchmem.plugin.item import sending
-from pytest_torchmem.plugin.item.judging import (
-    Baselines,
-    CountedRun,
-    Judge,
-    MeasuredWindow,
-)
-from pytest_torchmem.plugin.item.sending import COUNTED_OUT_OF_MEMORY, Sender
+from pytest_torchmem.plugin.item.judging import Baselines, Judge, MeasuredWindow
+from pytest_torchmem.plugin.item.reachable import reached_by
+from pytest_torchmem.plugin.item.sending import Sender
 from pytest_torchmem.plugin.options.marker import Asked, can_rerun
 from pytest_torchmem.plugin.options.option_table import uses_fixture
-from pytest_torchmem.plugin.options.settings import LevelChoice, Run
+from pytest_torchmem.plugin.options.settings import Run
 from pytest_torchmem.plugin.run.workers import baseline_nodeid
 from pytest_torchmem.store.baselines import entry_key, portable
 from pytest_torchmem.values.baseline import Allowance
@@ -41,8 +31,8 @@ from pytest_torchmem.values.errors import (
     TorchmemError,
     is_torchmem_error,
 )
-from pytest_torchmem.values.findings import COUNTERS, words
-from pytest_torchmem.values.results import Level, Result
+from pytest_torchmem.values.findings import words
+from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
     from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
@@ -50,10 +40,6 @@ if TYPE_CHECKING:
 __tracebackhide__ = is_torchmem_error
 
 _PACKAGE: Final = Path(__file__).parents[2]
-_COUNTED: Final = frozenset(("total", *COUNTERS))
-_IN_HISTORY: Final = _COUNTED | {"retained"}
-
-
 OFF: Final = "--torchmem=off measures no test"
 
 
@@ -62,7 +48,6 @@ class State(enum.Enum):
 
     BEFORE = "before the test body"
     WARMING_UP = "in a warm-up run"
-    COUNTING = "in a run that only reads the allocator's counters"
     MEASURING = "in the measured run"
     UNMEASURED = "in a run that cannot be measured"
     AFTER = "after the test body"
@@ -94,7 +79,6 @@ class Body:
         self._problem: TorchmemError | None = None
         self._checked: list[tuple[Region, Allowance]] = []
         self._earlier: list[dict[str, Result]] = []
-        self._counted: CountedRun | None = None
         self.asked = asked
         self.measurement = self._new_measurement()
         self.ask_for(asked)
@@ -150,40 +134,6 @@ class Body:
         """Let the body run as if nothing was asked of it: the run measures no test."""
         self.state, self._problem = State.UNMEASURED, RecordingError(OFF)
 
-    def begin(self) -> None:
-        """Begin to measure, at the lowest level that may answer all that is asked."""
-        level = self._level()
-        if level is Level.FULL:
-            self.start()
-            return
-        from pytest_torchmem.measuring.counted import CounterMeasurement
-
-        counters = CounterMeasurement(self.device, level, empties_cache=self._empties_cache)
-        self._counted = CountedRun(counters)
-        counters.start()
-        self.state = State.COUNTING
-
-    def _level(self) -> Level:
-        """Return the lowest level that may answer all that is asked."""
-        settings, limits = self._run.settings, self.asked.limits
-        if (
-            settings.level is LevelChoice.FULL
-            or self.device == "cpu"
-            or not limits
-            or self.asked.baseline
-            or settings.reports
-            or self.asked.collect
-            or settings.known_holders
-            or uses_fixture(self._item)
-            or not can_rerun(self._item)
-        ):
-            return Level.FULL
-        if _COUNTED.issuperset(limits):
-            return Level.COUNTERS
-        # Of accelerators other than CUDA's only the counters can be read.
-        has_history = self.device.partition(":")[0] == "cuda"
-        return Level.EVENTS if has_history and _IN_HISTORY.issuperset(limits) else Level.FULL
-
     def start(self) -> bool:
         """Begin to record, and return whether that is possible; else the body runs unmeasured."""
         # What the body frees of others' garbage would count as freed.
@@ -206,24 +156,13 @@ class Body:
             self.abandon(error)
             raise
 
-    def ended_by(self, error: BaseException) -> bool:
-        """Take note of the exception that ended the body; return whether it is not its own."""
-        if self.state is State.COUNTING and isinstance(error, WarmupOver):
-            return True
-        self.abandon(error)
-        return False
-
     def abandon(self, error: BaseException) -> None:
         """End the measurement of a body that ended with ``error``, which is what counts."""
         state, self.state = self.state, State.AFTER
-        if state is State.COUNTING and sending.is_out_of_memory(error):
-            self._item.add_report_section("call", "torchmem", COUNTED_OUT_OF_MEMORY)
-        if state not in (State.COUNTING, State.MEASURING):
+        if state is not State.MEASURING:
             return
         if sending.is_failure(error) and self._asks:
             self._sender.raised(error)
-        if state is State.COUNTING:
-            return
         # The device may be beyond use; the test's own error counts.
         with contextlib.suppress(Exception), self._run.originals.back():
             reports = self._run.settings.reports and self._asks
@@ -235,11 +174,6 @@ class Body:
 
     def finish(self) -> None:
         """End the measurement and judge it. Raises pytest's failure when something is wrong."""
-        if self.state is State.COUNTING:
-            if self._pass_by_counters():
-                return
-            self.start()
-            self._run_item()
         # Of a test that does not ask, and cannot be measured from the start, nothing is said.
         says = not self.is_off and (self._asks or self.state is State.MEASURING)
         with self._run.originals.back(), gc_paused(), numpy_in_place():
@@ -253,16 +187,6 @@ class Body:
                 failure = self._unmeasured(self._problem)
         if failure:
             raise pytest.fail.Exception(failure, pytrace=False)
-
-    def _pass_by_counters(self) -> bool:
-        """End a counted run; True where that was enough to pass."""
-        self.state = State.AFTER
-        limits = self.asked.sizes()
-        result = self._counted.within(limits) if self._counted else None
-        if result is None or (result.blind_spots and self._run.settings.strict):
-            return False
-        self._sender.counted(result, limits, self.device)
-        return True
 
     def _stop(self) -> list[MeasuredWindow]:
         """Return what was measured, the whole body first."""
@@ -306,8 +230,9 @@ class Body:
             lambda: self._run.environment(self.device),
             self._item.config.invocation_params.dir,
             self._tests_of_module,
+            partial(reached_by, self._item, self._run.rootdir),
         )
-        judge = Judge(self.asked, baselines, self._earlier, self._counted)
+        judge = Judge(self.asked, baselines, self._earlier)
         checked = [region for region, _ in self._checked]
         others = [region for region in self.measurement.regions if region not in checked]
         judgement = judge.judge(windows)
@@ -346,11 +271,6 @@ class Body:
     def problem(self) -> str:
         """Why the body cannot be measured, without a slug; ``""`` where it can."""
         return self._problem.sentence if self._problem else ""
-
-    def needs_recording(self) -> None:
-        """Note that the body asks for more than counters know."""
-        if self._counted is not None:
-            self._counted.enough = False
 
     def check_region(self, region: Region, allowance: Allowance) -> None:
         """Compare a region with its baseline when the body is over. Raises `MarkerError`."""

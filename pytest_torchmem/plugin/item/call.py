@@ -123,13 +123,13 @@ def begin(item: pytest.Item) -> None:
     elif body:
         body.warm_up()
         body.measure_before()
-        body.begin()
+        body.start()
 
 
-def ended_by(item: pytest.Item, error: BaseException) -> bool:
-    """Take note of the exception that ended a body; return whether it is none of the body's own."""
-    body = item.stash.get(BODY, None)
-    return body.ended_by(error) if body else False
+def ended_by(item: pytest.Item, error: BaseException) -> None:
+    """Take note of the exception that ended a body."""
+    if body := item.stash.get(BODY, None):
+        body.abandon(error)
 
 
 def end(item: pytest.Item) -> None:
@@ -199,5 +199,4 @@ def body_of(item: pytest.Item) -> Body:
             body.begin_unmeasured()
         elif in_call:
             body.start()
-    body.needs_recording()
     return body

@@ -119,8 +119,7 @@ class Torchmem:
         state = self._body.state
         if state in (State.BEFORE, State.AFTER):
             raise MarkerError(f"torchmem measures the test body only; this is {state.value}")
-        # A body that is only counted runs again, because it turned out to ask for more.
-        return State.WARMING_UP if state is State.COUNTING else state
+        return state
 
 
 class _NoRegion:
@@ -140,7 +139,7 @@ class _NoRegion:
     def __getattr__(self, attribute: str) -> NoReturn:
         if attribute.startswith("_"):
             raise AttributeError(attribute)
-        if self._body.state in (State.WARMING_UP, State.COUNTING):
+        if self._body.state is State.WARMING_UP:
             raise WarmupOver
         if self._body.is_off:
             reason = f"not measured: {OFF}, and this one reads {attribute!r} of {self.name!r}"

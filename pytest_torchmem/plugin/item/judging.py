@@ -33,13 +33,19 @@ from pytest_torchmem.values.errors import (
     TorchmemError,
     is_torchmem_error,
 )
-from pytest_torchmem.values.findings import COUNTERS, RETAINED, Finding, FindingKind, Verdict
+from pytest_torchmem.values.findings import (
+    COUNTERS,
+    RETAINED,
+    CodeLines,
+    Finding,
+    FindingKind,
+    Verdict,
+)
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.gpu_questions import GpuQuestions
     from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
-    from pytest_torchmem.measuring.counted import CounterMeasurement
 
 __tracebackhide__ = is_torchmem_error
 
@@ -55,30 +61,6 @@ def simulated(result: Result, limits: Mapping[str, int], source: GpuQuestions) -
     from pytest_torchmem.record.environment import allocator_settings
 
     return with_counters(result, limits, source, allocator_settings())
-
-
-@dataclass(slots=True)
-class CountedRun:
-    """The run of a body whose allocator is asked, and which is not recorded.
-
-    ``enough`` is False where the body turned out to ask for more than the allocator knows.
-    """
-
-    counters: CounterMeasurement
-    enough: bool = True
-
-    def within(self, limits: Mapping[str, int]) -> Result | None:
-        """End the run; return what was counted, or None where that proves nothing."""
-        result = self.counters.stop()
-        return result if self.enough and not judge_limits(result, limits) else None
-
-    def certain(self, limits: Mapping[str, int]) -> tuple[Finding, ...]:
-        """Return what was over a limit in the counted run whatever else was in the counters."""
-        told = (
-            "; the allocator counted that in a first run, and the recorded second run stayed below"
-        )
-        found = judge_limits(self.counters.least, limits)
-        return tuple(replace(finding, numbers=finding.numbers + told) for finding in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +121,8 @@ class Baselines:
         start: Where pytest was started; paths are shown from there.
         tests: Returns the tests of the module as baselines know them; none where the run picked
             some.
+        reached: Returns those of some places that the test can reach, in the order in which it
+            does.
     """
 
     store: BaselineStore
@@ -148,20 +132,24 @@ class Baselines:
     environment: Callable[[], Mapping[str, str]]
     start: Path
     tests: Callable[[], Collection[str]] = tuple
+    reached: Callable[[Sequence[CodeLines]], Sequence[CodeLines]] = lambda places: places
 
     @property
     def path(self) -> Path:
         """The test's baseline file."""
         return self.store.path(self.module, self.environment())
 
-    @property
-    def code(self) -> CodeChanges:
-        """The changes of code since the baseline was stored."""
-        since, path = self.store.changed_lines, self.path
+    def code(self, name: str) -> CodeChanges:
+        """Return the changes of code since the entry of a window was stored.
+
+        Of all places that have changed those are told that the test can reach.
+        """
+        since, environment = self.store.changed_lines, self.environment()
+        entry = self.store.stored_entry(self.path, environment, entry_key(self.nodeid, name))
         return CodeChanges(
-            partial(since.changed_at, path),
-            partial(since.places, path),
-            partial(since.now_at, path),
+            partial(since.changed_at, entry),
+            lambda: self.reached(since.places(entry)),
+            partial(since.now_at, entry),
         )
 
     def reference(self, name: str) -> Reference | None:
@@ -217,13 +205,11 @@ class Judge:
         asked: What the test's markers ask for.
         baselines: What it is compared with.
         earlier: The results of earlier runs of the body by name, where an update repeats it.
-        counted: A first run in which only the allocator was asked; None without one.
     """
 
     asked: Asked
     baselines: Baselines
     earlier: Sequence[Mapping[str, Result]] = ()
-    counted: CountedRun | None = None
 
     @property
     def settings(self) -> Settings:
@@ -252,8 +238,6 @@ class Judge:
     def _judge_window(self, window: MeasuredWindow, limits: Mapping[str, int]) -> JudgedWindow:
         result = simulated(window.result, limits, window.source)
         findings, excused = self._judge_limits(result, limits, window)
-        if self.counted and not result.name:
-            findings = findings or self.counted.certain(limits)
         if self.settings.strict:
             findings = (*judge_blind_spots(result), *findings)
         verdict, reference = Verdict(result, findings, excused=excused), None
@@ -284,7 +268,7 @@ class Judge:
             near, missing = self.baselines.missing(result)
             findings = (*findings, *missing)
             return replace(verdict, findings=findings, change=Change.NEW, nearest=near), None
-        code = self.baselines.code
+        code = self.baselines.code(result.name)
         compared = judge_baseline(result, reference, allowance, code)
         accepted = ""
         if compared.change in settings.accepted and not reference.environment:

@@ -43,11 +43,6 @@ UNTIL_THEN: Final = (
     "variables of its frames alive"
 )
 
-#: Said of a body that was not recorded when its memory ran out.
-COUNTED_OUT_OF_MEMORY: Final = (
-    "this run only read the allocator's counters; -o torchmem_level=full records what is live"
-)
-
 
 def is_failure(error: BaseException) -> bool:
     """Return whether a test that ends with ``error`` has failed: not for a skip or an interrupt."""
@@ -162,11 +157,6 @@ class Sender:
             return ""
         lines = room(self.item.config)
         return failure_text(failed, judgement.problem, self._command(), drawings, lines)
-
-    def counted(self, result: Result, limits: Mapping[str, int], device: str) -> None:
-        """Send what the allocator said of a body that stayed within its limits."""
-        window = replace(unjudged(result, None), key=entry_key(self.baseline_nodeid), limits=limits)
-        self._send(device, (window,))
 
     def raised(self, error: BaseException) -> None:
         """Send that the body's own exception ended it, so that every report counts the test."""

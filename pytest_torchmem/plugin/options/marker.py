@@ -16,7 +16,7 @@ from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import DeviceNameError, MarkerError, is_torchmem_error
 from pytest_torchmem.values.findings import LIMIT_KEYS, Size, SizeByDevice
 from pytest_torchmem.values.json_values import shown
-from pytest_torchmem.values.units import MOST_RUNS, is_run_count
+from pytest_torchmem.values.units import MOST_RUNS, device_text, is_run_count
 
 __tracebackhide__ = is_torchmem_error
 
@@ -149,16 +149,12 @@ def _budget_arguments(mark: pytest.Mark) -> dict[str, object]:
 
 
 def _device(value: object) -> str:
-    # A torch.device reads as its name, and asking for its type would mean importing torch.
-    text = str(value) if type(value).__module__ == "torch" else value
-    if text is None:
+    if value is None:
         return ""
-    if not isinstance(text, str):
-        raise MarkerError(
-            f"{BUDGET}, device: {shown(value)} is not a device; give text such as 'cuda:1'"
-        )
     try:
-        return checked_device_name(text)
+        return checked_device_name(device_text(value))
+    except MarkerError as error:
+        raise MarkerError(f"{BUDGET}, {error.sentence}") from None
     except DeviceNameError as error:
         raise MarkerError(f"{BUDGET}, device: {error.sentence}") from None
 

@@ -172,12 +172,6 @@ OPTIONS: Final = (
         "holder of that description has, such as 'models.CACHE* because the last batch is kept'",
         several=True,
     ),
-    _setting(
-        "level=LEVEL",
-        "how closely to look: full records every test; auto only reads the allocator's "
-        "counters where a test has nothing but limits on a GPU that they answer (default: auto)",
-        "auto",
-    ),
 )
 
 _BY_NAME: Final = {option.name: option for option in OPTIONS}

@@ -35,7 +35,7 @@ from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.errors import MarkerError, TorchmemError
 from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.measured import Rank
-from pytest_torchmem.values.units import MOST_RUNS
+from pytest_torchmem.values.units import MOST_RUNS, device_text
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.storages.explanation import OwnPass
@@ -47,13 +47,6 @@ class SummaryKind(enum.Enum):
     SHORT = "short"
     ALL = "all"
     OFF = "off"
-
-
-class LevelChoice(enum.Enum):
-    """The rule by which a body gets the level at which it is measured."""
-
-    AUTO = "auto"
-    FULL = "full"
 
 
 class Mode(enum.Enum):
@@ -117,7 +110,6 @@ class Settings:
     follows_renames: bool = True
     fallbacks: tuple[str, ...] = ()
     fail_shrunk: bool = False
-    level: LevelChoice = LevelChoice.AUTO
     baseline_all_bytes: int = 0
     known_holders: tuple[KnownHolder, ...] = ()
     off: bool = False
@@ -218,7 +210,6 @@ def read_settings(config: pytest.Config) -> Settings:
         accepted=accepted if values.flag("update-baseline") else frozenset(),
         require_baseline=values.flag("require-baseline") or ci,
         strict=values.flag("strict") or ci,
-        level=values.parsed("level", _choice(LevelChoice)),
         baseline_dir=config.rootpath / folder if folder else None,
         summary=values.parsed("summary", _choice(SummaryKind)),
         report_paths=reports,
@@ -405,6 +396,7 @@ def checked_device_name(name: str) -> str:
 
     Whether it is there is another question. Names that every torch knows are not worth loading it.
     """
+    name = device_text(name)
     if name and not _ANYWHERE.fullmatch(name):
         from pytest_torchmem.record.devices import measurable_device
 

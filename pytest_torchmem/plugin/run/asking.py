@@ -14,10 +14,9 @@ import pytest
 
 from pytest_torchmem.plugin.options.option_table import relative_path
 from pytest_torchmem.plugin.run.updates import FilePlan
-from pytest_torchmem.report.text.tables import one_line
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.measured import BaselineChange
-from pytest_torchmem.values.units import counted, format_size
+from pytest_torchmem.values.units import counted, format_size, one_line
 
 _QUESTION: Final = (
     "    store it? yes, no, all that follow, quit and store none that follow [y/n/a/q] "

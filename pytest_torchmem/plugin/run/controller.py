@@ -39,6 +39,7 @@ from pytest_torchmem.store.baselines import changed_text
 from pytest_torchmem.store.run_reports import RunReport, checked_out, stamped
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, DeviceError, ReportError
+from pytest_torchmem.values.findings import CodeLines
 from pytest_torchmem.values.measured import MeasuredTest, Rank
 
 _WHOLE: Final = (
@@ -97,14 +98,17 @@ class Collector:
         self._lines: list[str] = []
         self._ended: set[str] = set()
         self._cut_short = False
+        self._told: dict[tuple[CodeLines, str], str] = {}
         self._renamed: set[tuple[Path, str]] = set()
 
     def add_problem(self, sentence: str) -> None:
         self.summary += RunReport(problems=(sentence,))
 
-    @pytest.hookimpl
+    # Before those that show or write the report.
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test = workers.reported_nodeid(report, self.config)
+        self._tell_once(test, report)
         if report.when == "teardown":
             self._ended.add(test)
         if report.when == "setup" or test not in self._attempts:
@@ -113,6 +117,25 @@ class Collector:
         needs_none = report.passed and not workers.has_measured(report)
         with contextlib.nullcontext() if needs_none else self.run.originals.back():
             self._attempts[test].note(report)
+
+    def _tell_once(self, test: str, report: pytest.TestReport) -> None:
+        """Cut a failure whose cause another test's failure has told whole to its numbers.
+
+        A limit's failure says more than one of a baseline, such as who holds what is left behind.
+        """
+        failure = workers.failure_of(report)
+        traceback = getattr(report.longrepr, "reprtraceback", None)
+        if failure is None or traceback is None or traceback.style != "value":
+            return
+        cause, kind, sentence = failure
+        first = self._told.setdefault((cause, kind), test)
+        if first == test or self.config.option.verbose > 1 or not traceback.reprentries:
+            return
+        numbers = sentence.partition(": ")[0]
+        name = typed_nodeid(self.config, first)
+        # In place: what xdist sends has the same objects a second time.
+        traceback.reprentries[0].lines[:] = [f"{numbers}, by {cause} as in {name}"]
+        del traceback.reprentries[1:]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object, error: object) -> None:
@@ -147,9 +170,31 @@ class Collector:
             title = "::warning title=memory has no baseline::" if on_github() else ""
             self._lines += [title + unguarded] if unguarded else []
         self._lines += _offer_of_a_gpu(sum(attempt.wants_a_gpu for attempt in attempts))
+        self._lines += self._cut_off_lines()
         self._tell_other_plugins(self._report())
         if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _cut_off_lines(self) -> Iterator[str]:
+        """Yield a line where failures lack the lines that have changed, for want of history."""
+        store = self.run.store
+        grown = [
+            (test, window)
+            for test, window in self.summary.windows
+            if window.change is Change.GROWN and window.sentence
+        ]
+        entries = (
+            store.stored_entry(
+                store.path(Path(test.file), test.environment), test.environment, window.key
+            )
+            for test, window in grown
+        )
+        if any(store.changed_lines.is_cut_off(entry) for entry in entries):
+            yield (
+                "this clone is shallow and lacks the commits of the baselines, so failures cannot "
+                "say which lines have changed since: fetch the history (fetch-depth: 0 of "
+                "actions/checkout)"
+            )
 
     @property
     def _whole(self) -> bool:
@@ -288,8 +333,14 @@ class Collector:
                 self.add_problem(f"nothing is stored: {error}")
                 plans = []
         shown = updates.progress(plans, "baselines", self.config)
-        if written := [plan.path for plan in shown if self._is_written(plan)]:
-            store.changed_lines.keep(written)
+        if written := [plan for plan in shown if self._is_written(plan)]:
+            store.forget()  # what was read before it was written
+            entries = (
+                store.stored_entry(plan.path, plan.environment, key)
+                for plan in written
+                for key in plan.file_changes.written
+            )
+            store.changed_lines.keep([entry.text for entry in entries])
         self._lines += self._orphan_lines(orphans, followed)
         if settings.dry_run and (self.summary.changes or not followed):
             self._lines[:0] = tables.change_table(self.summary.changes, room(self.config))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_torchmem.values.findings import CodeLines
     from pytest_torchmem.values.json_values import Json
     from pytest_torchmem.values.measured import MeasuredTest
 
@@ -47,6 +48,25 @@ def attach(item: pytest.Item, report: pytest.TestReport) -> None:
 def has_measured(report: pytest.TestReport) -> bool:
     """Return whether something that was measured came with a report."""
     return hasattr(report, _ATTRIBUTE)
+
+
+def failure_of(report: pytest.TestReport) -> tuple[CodeLines, str, str] | None:
+    """Return the lines that a failure blames, its kind and its first sentence.
+
+    None for any other report.
+    """
+    payload: Mapping[str, Json] = getattr(report, _ATTRIBUTE, {})
+    if not report.failed or payload.get("problem"):
+        return None
+    from pytest_torchmem.values.findings import CodeLines  # as `unpacked` does
+
+    windows = (*payload.get("windows", ()), *payload.get("unjudged", ()))
+    for window in windows:
+        if window["sentence"]:
+            place = window["place"]
+            kind = next(iter(window["kinds"]), "")
+            return (CodeLines.from_json(place), kind, window["sentence"]) if place else None
+    return None
 
 
 def detach(report: pytest.TestReport) -> bytes:

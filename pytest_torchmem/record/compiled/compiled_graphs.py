@@ -29,8 +29,8 @@ from pytest_torchmem.record.compiled.inductor import Kernel, kernels_by_line
 from pytest_torchmem.record.graphs.origin import is_user_file, operator_name
 from pytest_torchmem.record.heap import is_a, with_subclasses
 from pytest_torchmem.record.owners.live_objects import find_modules
+from pytest_torchmem.record.recorded_tables import StringTable
 from pytest_torchmem.record.torch_api import compiler
-from pytest_torchmem.record.tree.growing_tables import StringTable
 from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import COMPILED_LINE

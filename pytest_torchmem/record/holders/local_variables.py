@@ -24,7 +24,7 @@ from pytest_torchmem.record.holders import paths
 from pytest_torchmem.record.holders.search import Place, ways_in_garbage, young_garbage
 from pytest_torchmem.record.owners.autograd_graph import graph_holdings
 from pytest_torchmem.record.owners.places import answers, places_of
-from pytest_torchmem.record.patches.python_tracing import quiet
+from pytest_torchmem.record.patches.quiet import quiet
 from pytest_torchmem.record.torch_api import autograd
 
 Ways: TypeAlias = dict[Place, str]

@@ -46,6 +46,7 @@ _CODE: Final = (
     types.CellType,
     *_FRAME_OF,
 )
+_LOG: Final = "the log that pytest captures: "
 # These packages refer to an object only because the program does.
 _MACHINERY: Final = ("pytest_torchmem", "_pytest", "pytest", "pluggy")
 
@@ -112,8 +113,10 @@ class Searcher:
     ) -> tuple[str, str]:
         """The way from a name; where there is none, that from the last object that was on one.
 
-        ``in_stopped`` lets the way lead through variables of code that has stopped.
+        ``in_stopped`` lets the way lead through variables of code that has stopped. The log that
+        pytest captures holds what the program logs: it is named where nothing else holds it.
         """
+        of_pytest: tuple[str, object] | None = None
         names, frames = _local_variables()
         ways: dict[int, str] = {id(target): ""}
         below: dict[int, object] = {}
@@ -139,6 +142,9 @@ class Searcher:
                     # Not through itself.
                     around = {*skipped, id(above), id(following), id(holder)}
                     root = self._of_stopped_code(holder, around)
+                if root.startswith(_LOG):
+                    of_pytest = of_pytest or (root, holder)
+                    continue
                 if root:
                     return self._found(root, holder, ways, below), ""
                 following.append(holder)
@@ -146,6 +152,8 @@ class Searcher:
             if not (front := following[:_WIDTH]):
                 break
             skipped |= {id(above), id(following), id(front)}
+        if of_pytest:
+            return self._found(*of_pytest, ways, below), ""
         return "", kinds[-1] if kinds else ""
 
     def _of_stopped_code(self, holder: object, ignored: Collection[int]) -> str:
@@ -301,7 +309,7 @@ def _root(holder: object) -> str:
     if heap.is_a(holder, contextvars.Context):
         return "the context variable "
     if type(holder).__name__ == "LogCaptureHandler":
-        return "the log that pytest captures: "
+        return _LOG
     return ""
 
 

@@ -20,11 +20,11 @@ import torch
 
 from pytest_torchmem.record.heap import is_a, referents, referents_of
 from pytest_torchmem.record.holders.paths import Searcher, place_of_frame, step_from, tidy
+from pytest_torchmem.record.observers import frees_during
 from pytest_torchmem.record.owners.autograd_graph import graph_holdings
 from pytest_torchmem.record.owners.live_objects import HAS_GENERATIONS, find_holding
 from pytest_torchmem.record.owners.places import answers, places_of, storages_of
-from pytest_torchmem.record.torch_api import autograd, memory, profiler
-from pytest_torchmem.record.tree.kineto import device_name
+from pytest_torchmem.record.torch_api import autograd, memory
 
 Place = tuple[str, int]
 
@@ -73,18 +73,9 @@ def find_holders(sizes: Mapping[Place, int]) -> list[Kept]:
 
 
 def _freed_by_a_collection() -> set[Place] | None:
-    """Collect garbage; return what that freed of what was recorded, or None if nobody can tell."""
-    if profiler.profiler_is_active():
-        gc.collect()
-        return None
-    session = profiler.Profiler()
-    session.start()
-    try:
-        gc.collect()
-    finally:
-        result = session.stop()
-    changes = profiler.allocations_in(result)
-    return {(device_name(change.device), change.ptr) for change in changes if change.alloc_size < 0}
+    """Collect garbage; return what that freed, or None if nobody can tell."""
+    freed = frees_during(gc.collect)
+    return None if freed is None else set(freed)
 
 
 def ways_in_garbage(

@@ -8,7 +8,6 @@ import sysconfig
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
-from contextlib import AbstractContextManager
 from functools import wraps
 from gc import get_objects, get_referrers, get_stats
 from threading import get_ident
@@ -438,27 +437,21 @@ def settle_collector(*, collect: bool) -> None:
 class SwapWatch:
     """Lets ``torch.utils.swap_tensors`` swap while a body is recorded, as it would without us.
 
-    It refuses tensors that anybody refers to weakly. We do, to know what is alive, and the profiler
-    does, to each tensor that an operator has read. Converting a module of tensor subclasses
-    (quantised, distributed) swaps its tensors. So each swap interrupts the recording:
-    ``interrupted()`` is to return a context without a profiler.
+    It refuses tensors that anybody refers to weakly. We do, to know what is alive. Converting a
+    module of tensor subclasses (quantised, distributed) swaps its tensors.
     """
 
-    def __init__(self, interrupted: Callable[[], AbstractContextManager[object]]) -> None:
-        self._interrupted = interrupted
-
     def install(self, patches: Installed) -> None:
-        # What is known to be alive is known by weak references.
         patches.finally_do(_CENSUS.let_go)
-        patches.replace("torch.utils.swap_tensors", self._interrupting)
+        patches.replace("torch.utils.swap_tensors", self._forgetting)
 
-    def _interrupting(
-        self, swap: Callable[[torch.Tensor, torch.Tensor], None]
+    @staticmethod
+    def _forgetting(
+        swap: Callable[[torch.Tensor, torch.Tensor], None],
     ) -> Callable[[torch.Tensor, torch.Tensor], None]:
         @wraps(swap)
         def watched(one: torch.Tensor, other: torch.Tensor) -> None:
-            with self._interrupted():
-                _CENSUS.forget()
-                swap(one, other)
+            _CENSUS.forget()
+            swap(one, other)
 
         return watched

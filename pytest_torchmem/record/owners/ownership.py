@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
@@ -18,14 +17,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch.autograd.graph import GradientEdge
-from torch.utils.hooks import RemovableHandle
 
 from pytest_torchmem.record.owners.autograd_graph import (
     GraphHoldings,
     graph_holdings,
-    nodes_below,
 )
-from pytest_torchmem.record.owners.live_objects import find_live
+from pytest_torchmem.record.owners.live_objects import Live, find_live
 from pytest_torchmem.record.owners.places import (
     ORDINARY,
     answers,
@@ -37,18 +34,20 @@ from pytest_torchmem.record.owners.places import (
     values_of,
 )
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.patches.python_tracing import quiet
+from pytest_torchmem.record.patches.quiet import quiet
+from pytest_torchmem.record.profiled.kineto import device_name
+from pytest_torchmem.record.recorded_tables import Rows, StringTable
 from pytest_torchmem.record.torch_api import autograd, memory
 from pytest_torchmem.record.torch_api.modules import (
     CONVERT,
+    attributes_of,
     buffers_of,
     groups_of,
+    main_gradient_of,
     parameters_of,
     state_of,
     submodules_of,
 )
-from pytest_torchmem.record.tree.growing_tables import Rows, StringTable
-from pytest_torchmem.record.tree.kineto import device_name
 from pytest_torchmem.values.trace import CREATE_GRAPH, MODULE_EDGE, OWNER, MarkKind, Ownership
 
 # Notes of a storage that say how large it is.
@@ -139,20 +138,18 @@ class KnownModules:
 class OwnershipWatch:
     """Follows modules, optimizers and backward passes while a body runs, and logs what they own.
 
-    ``mark(kind, text)`` notes a moment in the recording and returns its number. ``interrupted()``
-    is to return a context without a profiler, which says whether there is none.
+    ``mark(kind, text)`` notes a moment in the recording and returns its number.
     """
 
     def __init__(
         self,
         log: OwnershipLog,
         mark: Callable[[MarkKind, str], int],
-        interrupted: Callable[[], AbstractContextManager[bool]],
+        sees_end: Callable[[torch.UntypedStorage], bool] = lambda _: False,
     ) -> None:
         self._log = log
+        self._sees_end = sees_end
         self._mark = mark
-        self._interrupted = interrupted
-        self._engine_began = False
         self._modules = KnownModules()
         self._compiled_ran = False
         self._storages: dict[tuple[int, int], weakref.ref[torch.UntypedStorage]] = {}
@@ -289,8 +286,22 @@ class OwnershipWatch:
 
     @quiet
     def sample_graphs(self, mark: int) -> None:
-        """Log what the graphs of all live tensors keep for a backward pass that may follow."""
-        self._log_graphs(mark, find_live().tensors)
+        """Log what all live graphs keep for a backward pass that may follow, and what is held."""
+        live = find_live()
+        self._log_graphs(mark, live.tensors)
+        self._log_ends(mark, live)
+
+    def _log_ends(self, mark: int, live: Live) -> None:
+        """Log gradients that a program put in place itself, and state that no step has made.
+
+        Megatron sums gradients up in ``main_grad``. State may have been loaded from a checkpoint.
+        """
+        for tensor in live.tensors:
+            if autograd.is_leaf(tensor):
+                if (gradient := autograd.gradient_of(tensor)) is not None:
+                    self._log.owner(mark, Ownership.GRADIENT, gradient)
+                self._log.owned(mark, Ownership.GRADIENT, tensors_within(main_gradient_of(tensor)))
+        self._log_optimizers(mark, live.optimizers)
 
     def _log_graphs(self, mark: int, tensors: Iterable[torch.Tensor]) -> None:
         self._log_holdings(mark, graph_holdings(t for t in tensors if autograd.has_graph(t)))
@@ -305,16 +316,16 @@ class OwnershipWatch:
 
     @quiet
     def sample_end(self, mark: int) -> None:
-        """Log what modules and graphs hold, and what on the CPU is new since the start.
+        """Log what is held at the end, and what on the CPU is new since the start.
 
-        The profiler saw the program make most of the new storages; this look finds the rest. The
-        backward pass has logged each ``.grad`` already.
+        The recording has most of the new storages; this look finds the rest.
         """
         self._find_unhooked(mark)
         for module, known in self._modules.alive():
             self._log_held(mark, module, known.noted, gradients=False)
         live = find_live()
         self._log_graphs(mark, live.tensors)
+        self._log_ends(mark, live)
         cpu = self._log.devices.number("cpu")
         for tensor in live.tensors:
             if tensor.device.type == "cpu" and any(
@@ -324,21 +335,6 @@ class OwnershipWatch:
         for storage in self._unfollowed(live.storages):
             if storage.device.type == "cpu":
                 self._log.owner(mark, Ownership.SURVIVOR, storage)
-
-    def before_first_backward(self, roots: Iterable[object], engine: object) -> None:
-        """Have the engine begin its threads for devices between two sessions.
-
-        torch's Python tracer follows the threads that are there when a session begins. Without it
-        a forward pass that is run again in the backward pass has no modules.
-        """
-        devices = [device for device in _devices(roots) if device.type != "cpu"]
-        if self._engine_began or not devices:
-            return
-        self._engine_began = True
-        if not autograd.has_threads():
-            with self._interrupted() as is_interrupted:
-                if is_interrupted:
-                    autograd.await_engine(devices[0], engine)
 
     @quiet
     def before_backward(
@@ -352,30 +348,6 @@ class OwnershipWatch:
         self._log_holdings(mark, holdings)
         self._depth += 1
         return holdings.leaves
-
-    @quiet
-    def follow_gradients(self, roots: Iterable[object]) -> list[RemovableHandle]:
-        """Log the gradients that nodes hand on within a transform; return the hooks that do so.
-
-        The profiler observes no operator there. Elsewhere the recording has the nodes themselves.
-        """
-        if not autograd.within_transform():
-            return []
-        hooks = []
-        for node in nodes_below(roots):
-            hooks.append(node.register_prehook(partial(self._on_gradients, node.name())))
-            hooks.append(node.register_hook(self._on_results))
-        return hooks
-
-    @quiet
-    def _on_gradients(self, node: str, gradients: tuple[object, ...]) -> None:
-        mark = self._mark(MarkKind.GRADIENT_PASSED, node)
-        self._log.owned(mark, Ownership.GRADIENT_ROOT, gradients)
-
-    @quiet
-    def _on_results(self, results: tuple[object, ...], _: tuple[object, ...]) -> None:
-        """Log what a node hands on: an input of the backward pass has no node to receive it."""
-        self._log.owned(self._mark(MarkKind.MODULE_SEEN, ""), Ownership.GRADIENT_ROOT, results)
 
     @quiet
     def after_backward(self, leaves: Iterable[torch.Tensor], gradients: Iterable[object]) -> None:
@@ -448,24 +420,27 @@ class OwnershipWatch:
                 self._log.owner(mark, Ownership.PARAMETER, parameter)
                 if (gradient := autograd.gradient_of(parameter)) is not None:
                     self._log.owner(mark, Ownership.GRADIENT, gradient)
-            for state in state_of(optimizer).values():
+            for state in (*state_of(optimizer).values(), *attributes_of(optimizer)):
                 self._log.owned(mark, Ownership.OPTIMIZER_STATE, tensors_within(state))
 
     def _follow_storages(self, holder: torch.Tensor | torch.UntypedStorage) -> None:
-        """Follow storages until they die.
+        """Know storages while they live, and log the death of those whose end nobody else tells.
 
         The Python object of a storage lives exactly as long as the storage, whoever else holds it.
+        Where a call of ours at its death is not needed there is none: Python drops what a signal's
+        handler raises in one.
         """
         parts = [holder] if isinstance(holder, torch.UntypedStorage) else plain_tensors(holder)
         for part in parts:
             for device, ptr, size_bytes in storages_of(part):
                 place = (self._log.devices.number(device), ptr)
                 if place not in self._storages:
-                    died = partial(self._on_freed, (*place, size_bytes))
                     storage = (
                         part if isinstance(part, torch.UntypedStorage) else part.untyped_storage()
                     )
-                    self._storages[place] = weakref.ref(storage, died)
+                    died = partial(self._on_freed, (*place, size_bytes))
+                    called = None if self._sees_end(storage) else died
+                    self._storages[place] = weakref.ref(storage, called)
 
     def _seeing_moves(self, resize: Callable[[Any, int], object]) -> Callable[[Any, int], object]:
         """See a storage from before leave its place: it lives on, at another one or without any."""
@@ -561,9 +536,7 @@ class WatchedEngine:
         if watch is None or not _has_memory(tensors):
             # A compiler traces: nothing that runs in there has memory.
             return run(*arguments, **kwargs)
-        watch.before_first_backward(tensors, self._engine)
         leaves = watch.before_backward(tensors, grad_tensors, create_graph)
-        hooks = watch.follow_gradients(tensors)
         thread = get_ident()
         if by_torch:
             self._noted.add(thread)
@@ -571,8 +544,6 @@ class WatchedEngine:
             gradients = run(*arguments, **kwargs)
         finally:
             self._noted.discard(thread)
-            for hook in hooks:
-                hook.remove()
             for device in _devices(tensors):
                 autograd.await_engine(device, self._engine)
             watch.after_backward(leaves, gradients or ())

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import torch
 
+from pytest_torchmem.record.profiled.kineto import device_name
 from pytest_torchmem.record.torch_api import autograd, memory
-from pytest_torchmem.record.tree.kineto import device_name
 
 #: What an opaque tensor raises, or another that a compiler traces with, when it is asked for data.
 NO_DATA: Final = (RuntimeError, NotImplementedError)

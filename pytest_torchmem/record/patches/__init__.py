@@ -27,7 +27,6 @@ from pytest_torchmem.record.torch_api import (
     compiler,
     memory,
     modules,
-    profiler,
 )
 
 
@@ -44,7 +43,7 @@ class Patch:
     """A name of torch's or Python's that we put something into.
 
     Attributes:
-        releases: The releases of torch, or of Python, that need it, where not all do.
+        releases: The releases of torch that need it, or when it is needed, where not always.
     """
 
     name: str
@@ -55,18 +54,8 @@ class Patch:
 
 _REGISTERED: Final = "Tells which tensors are parameters and buffers, and of which module."
 _STEP: Final = "Tells when an optimizer works, and what its state is."
-_TRANSFORM: Final = (
-    "Stops the profiler from keeping what `torch.func` wraps alive: within a transform a function "
-    "mode stands in for it."
-)
-_COMPILED: Final = "Keeps the compiler's own calls out of the recording."
-_RANGE: Final = "Tells which of the program's labels are around an operator."
+_COMPILED: Final = "Tells what a graph that was just compiled stands for."
 _NN: Final = "torch.nn.modules.module."
-#: Executors run a piece of work with it.
-RUN_ITEM: Final = "concurrent.futures.thread._WorkItem.run"
-#: `threading` starts its threads with the first from Python 3.13 on, before that with the second.
-THREAD_STARTERS: Final = ("threading._start_joinable_thread", "threading._start_new_thread")
-_KNOWN: Final = "Counts the threads that are known: others may allocate unseen."
 _OPTIM: Final = "torch.optim.optimizer."
 
 PATCHES: Final = (
@@ -80,34 +69,9 @@ PATCHES: Final = (
     Patch(memory.RESIZE_STORAGE, "Tells that a storage on the CPU has left its place."),
     Patch(autograd.ENGINE, "Tells when a backward pass begins and ends, and what its graph keeps."),
     Patch(autograd.RUN_BACKWARD, "Does so where torch's own function runs the engine."),
-    Patch("torch.autograd.profiler.record_function.__enter__", _RANGE),
-    Patch("torch.autograd.profiler.record_function.__exit__", _RANGE),
-    Patch(profiler.BEGIN_RANGE, "Keeps a program's own ranges out of the recording."),
-    Patch("threading.setprofile", "Counts what other threads allocate.", How.ADDED),
-    Patch("_thread.start_new_thread", "Counts what a thread that has no object allocates."),
-    Patch(THREAD_STARTERS[0], _KNOWN, releases="Python 3.13 and later"),
-    Patch(THREAD_STARTERS[1], _KNOWN, releases="Python 3.12 and before"),
-    Patch(RUN_ITEM, "Counts what an executor's threads allocate."),
-    Patch(
-        profiler.COUNT_ALL_THREADS,
-        "Has torch's total of the CPU's memory count every thread.",
-        How.SWITCHED,
-        releases="where libc10 has it",
-    ),
-    Patch(
-        profiler.PREPARE,
-        "Notices a profiler that another thread begins: it ends that of the recording.",
-    ),
-    *(
-        Patch(name, "Returns the program's own function, and not one that records.")
-        for name in profiler.GETTERS
-    ),
-    Patch("sys.unraisablehook", "Hands on what a signal's handler raises in a callback of ours."),
-    Patch("gc.get_threshold", "Returns the program's own, where the recorder's objects add to it."),
-    *(Patch(name, _TRANSFORM) for pair in autograd.NESTING for name in pair),
     Patch(
         "torch.utils.swap_tensors",
-        "Lets go of weak references first: a tensor that has any cannot be swapped.",
+        "Lets go of our weak references first: a tensor that has any cannot be swapped.",
     ),
     Patch(
         "torch.distributed.Work.wait",
@@ -115,19 +79,10 @@ PATCHES: Final = (
     ),
     Patch(
         "importlib._bootstrap._find_and_load",
-        "Keeps the millions of calls of an import out of the recording.",
+        "Notices that the body imports torch's compiler, and collects the cycles that this leaves.",
+        releases="until the compiler is imported",
     ),
-    *(
-        Patch(name, "Keeps the calls of TorchScript's parser out of the recording.")
-        for name in compiler.SCRIPTING
-    ),
-    Patch(
-        "jinja2.environment.Environment.compile",
-        "Keeps the calls of the parser of templates out of the recording.",
-    ),
-    Patch(compiler.START_CALLBACK, _COMPILED, How.ADDED),
     Patch(compiler.END_CALLBACK, _COMPILED, How.ADDED),
-    *(Patch(name, _COMPILED) for name in compiler.PREPARING),
     Patch(compiler.CLEAR_CALLBACKS, "Keeps our callbacks when the compiler is reset in a body."),
     *(Patch(name, "Takes hooks out while dynamo looks at frames.") for name in compiler.SETTERS),
     Patch(compiler.RUN_GRAPH, "Tells what is given to fused kernels: no operator reads it."),

@@ -16,19 +16,9 @@ from pytest_torchmem.record.torch_api import Checked, profiler
 CHECKED: Final[Checked] = {
     "torch._C._autograd._get_sequence_nr": ("2.10.0", "2.15.0"),
     "torch._C._current_graph_task_id": ("2.10.0", "2.15.0"),
-    "torch._C._vmapmode_decrement_nesting": ("2.10.0", "2.15.0"),
-    "torch._C._vmapmode_increment_nesting": ("2.10.0", "2.15.0"),
     "torch._C._functorch.get_unwrapped": ("2.10.0", "2.15.0"),
     "torch._C._functorch.is_functorch_wrapped_tensor": ("2.10.0", "2.15.0"),
     "torch._C._functorch.peek_interpreter_stack": ("2.10.0", "2.15.0"),
-    "torch._functorch.eager_transforms._func_decrement_nesting": ("2.10.0", "2.15.0"),
-    "torch._functorch.eager_transforms._func_increment_nesting": ("2.10.0", "2.15.0"),
-    "torch._functorch.eager_transforms._grad_decrement_nesting": ("2.10.0", "2.15.0"),
-    "torch._functorch.eager_transforms._grad_increment_nesting": ("2.10.0", "2.15.0"),
-    "torch._functorch.eager_transforms._jvp_decrement_nesting": ("2.10.0", "2.15.0"),
-    "torch._functorch.eager_transforms._jvp_increment_nesting": ("2.10.0", "2.15.0"),
-    "torch._functorch.vmap._vmap_decrement_nesting": ("2.10.0", "2.15.0"),
-    "torch._functorch.vmap._vmap_increment_nesting": ("2.10.0", "2.15.0"),
     "torch.autograd.Variable._execution_engine": ("2.10.0", "2.15.0"),
     "torch.autograd._engine_run_backward": ("2.10.0", "2.15.0"),
     "torch.autograd.graph.Node._raw_saved_*": ("2.10.0", "2.15.0"),
@@ -80,22 +70,6 @@ def has_graph(tensor: torch.Tensor) -> bool:
     return node_of(tensor) is not None
 
 
-_TRANSFORMS: Final = "torch._functorch.eager_transforms"
-#: The functions that enter and leave each kind of transform. They are called by the names that they
-#: were imported under.
-NESTING: Final = (
-    (f"{_TRANSFORMS}._grad_increment_nesting", f"{_TRANSFORMS}._grad_decrement_nesting"),
-    (f"{_TRANSFORMS}._jvp_increment_nesting", f"{_TRANSFORMS}._jvp_decrement_nesting"),
-    (f"{_TRANSFORMS}._func_increment_nesting", f"{_TRANSFORMS}._func_decrement_nesting"),
-    (
-        "torch._functorch.vmap._vmap_increment_nesting",
-        "torch._functorch.vmap._vmap_decrement_nesting",
-    ),
-    # Of `torch.autograd.grad(is_grads_batched=True)`, which has a vmap of its own.
-    ("torch._C._vmapmode_increment_nesting", "torch._C._vmapmode_decrement_nesting"),
-)
-
-
 _kind: Any = torch.Tensor
 _gradient: Final[Callable[[torch.Tensor], torch.Tensor | None]] = _kind.grad.__get__
 
@@ -144,9 +118,7 @@ def await_engine(device: torch.device, watched: Any = None) -> None:
         return
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return
-    recorded = profiler.profiler_is_active()
-    if recorded:
-        profiler.observe_operators(False)
+    profiler.observe_operators(False)
     try:
         with torch.inference_mode(False), torch.enable_grad(), _disable_current_modes():
             leaf = torch.empty(0, device=device, requires_grad=True)
@@ -154,8 +126,7 @@ def await_engine(device: torch.device, watched: Any = None) -> None:
                 (leaf.view(0),), (torch.empty(0, device=device),), False, False, (leaf,), True
             )
     finally:
-        if recorded:
-            profiler.observe_operators(True)
+        profiler.observe_operators(True)
 
 
 # Linux has a folder for each thread there, with its name.

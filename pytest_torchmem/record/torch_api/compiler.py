@@ -23,31 +23,14 @@ CHECKED: Final[Checked] = {
     "torch._C._dynamo.eval_frame.set_code_exec_strategy": ("2.13.0", "2.13.0"),
     "torch._C._dynamo.eval_frame.set_eval_frame": ("2.13.0", "2.13.0"),
     "torch._dynamo": ("2.10.0", "2.15.0"),
-    "torch._dynamo.backends.registry._lazy_import": ("2.10.0", "2.15.0"),
     "torch._dynamo.callback": ("2.10.0", "2.15.0"),
-    "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__": ("2.10.0", "2.15.0"),
-    "torch._dynamo.eval_frame._TorchDynamoContext.__call__": ("2.10.0", "2.15.0"),
     "torch._dynamo.eval_frame._maybe_set_eval_frame": ("2.13.0", "2.13.0"),
     "torch._dynamo.eval_frame.set_eval_frame": ("2.13.0", "2.13.0"),
     "torch._guards.CompileContext.try_get": ("2.13.0", "2.13.0"),
     "torch._inductor": ("2.10.0", "2.15.0"),
     "torch._inductor.codecache": ("2.10.0", "2.15.0"),
     "torch._inductor.output_code.CompiledFxGraph.__call__": ("2.13.0", "2.13.0"),
-    "torch.jit._recursive.create_script_module": ("2.13.0", "2.13.0"),
-    "torch.jit._script.get_jit_def": ("2.13.0", "2.13.0"),
 }
-
-#: Parse functions and modules for TorchScript: Python that is called for every token of a source.
-SCRIPTING: Final = ("torch.jit._recursive.create_script_module", "torch.jit._script.get_jit_def")
-
-#: Look for backends, prepare a function for its compilation, or decide about a frame and compile
-#: it: thousands of calls around the compilation itself. All are there when `callbacks` are. What
-#: disables the compiler is none of them: code that is compiled calls it, and dynamo looks into it.
-PREPARING: Final = (
-    "torch._dynamo.backends.registry._lazy_import",
-    "torch._dynamo.eval_frame._TorchDynamoContext.__call__",
-    "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__",
-)
 
 #: Runs a graph that inductor compiled.
 RUN_GRAPH: Final = "torch._inductor.output_code.CompiledFxGraph.__call__"
@@ -60,8 +43,6 @@ def generated_file(graph_module: object) -> str:
 
 
 _CALLBACKS: Final = "torch._dynamo.callback.callback_handler"
-#: Registers a function that is called when a compilation begins.
-START_CALLBACK: Final = f"{_CALLBACKS}.register_start_callback"
 #: Registers a function that is called when a compilation ends.
 END_CALLBACK: Final = f"{_CALLBACKS}.register_end_callback"
 #: Called by ``torch._dynamo.reset()``, in the middle of a body.
@@ -133,18 +114,6 @@ def is_compiling() -> bool:
 
 #: Sets the calling thread's callback and returns the one before; no patch of ours is asked.
 set_frame_callback: Final[Callable[[Any], Any]] = _eval_frame.set_eval_frame
-
-# Since torch 2.14 dynamo looks at no frame while tracers are suspended.
-_HALTS: Final = sys.version_info >= (3, 12)
-
-
-def pauses_halt_dynamo() -> bool:
-    """Return whether dynamo looks at the frames that begin now, and would not without tracers."""
-    if not _HALTS:
-        return False
-    before = set_frame_callback(None)
-    set_frame_callback(before)
-    return before is not None
 
 
 def never_trace(code: CodeType) -> None:

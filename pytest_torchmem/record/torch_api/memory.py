@@ -40,7 +40,12 @@ HOLDING: Final[tuple[type[torch.Tensor] | type[torch.UntypedStorage], ...]] = (
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Identity of a storage while it lives: the address of its C++ object."""
-    return int(tensor.untyped_storage()._cdata)
+    return address_of(tensor.untyped_storage())
+
+
+def address_of(storage: torch.UntypedStorage) -> int:
+    """The address of a storage's C++ object."""
+    return int(storage._cdata)
 
 
 def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:

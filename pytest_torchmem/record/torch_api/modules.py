@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import CodeType
 from typing import Any, Final
 
 import torch
@@ -14,10 +15,16 @@ CHECKED: Final[Checked] = {
     "torch.nn.Module._buffers": ("2.10.0", "2.15.0"),
     "torch.nn.Module._modules": ("2.10.0", "2.15.0"),
     "torch.nn.Module._parameters": ("2.10.0", "2.15.0"),
+    "torch.nn.Module._wrapped_call_impl": ("2.10.0", "2.15.0"),
 }
 
 #: Gives each tensor of a module's its place on another device, or another type.
 CONVERT: Final = "torch.nn.Module._apply"
+
+
+_module: Any = torch.nn.Module
+#: The code that each call of a module runs; its first local variable is the module.
+CALL_CODE: Final[CodeType] = _module._wrapped_call_impl.__code__
 
 
 def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
@@ -51,6 +58,19 @@ def state_of(optimizer: torch.optim.Optimizer) -> Mapping[object, object]:
     """An optimizer's state by parameter."""
     found = _attribute(optimizer, "state", {})
     return found if isinstance(found, Mapping) else {}
+
+
+_OF_TORCH: Final = frozenset({"defaults", "param_groups", "state"})
+
+
+def attributes_of(optimizer: torch.optim.Optimizer) -> list[object]:
+    """The values of an optimizer's own attributes, beside those that torch gives each."""
+    return [value for name, value in vars(optimizer).items() if name not in _OF_TORCH]
+
+
+def main_gradient_of(tensor: torch.Tensor) -> object:
+    """The buffer in which Megatron and others sum a parameter's gradients up; None without one."""
+    return getattr(tensor, "__dict__", {}).get("main_grad")
 
 
 def _attribute(owner: object, name: str, otherwise: Any) -> Any:

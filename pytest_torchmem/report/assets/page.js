@@ -47,7 +47,7 @@
         make("span", { class: "name mono" }, test.name,
           test.sentence ? make("small", {}, test.sentence) : null),
         scaledBar(test),
-        make("span", { class: "number" }, test.bound ? make("small", {}, "at most") : null,
+        make("span", { class: "number" },
           test.measured ? size(test.peak) : "-",
           test.estimated ? make("small", {}, "estimated") : null),
         make("span", { class: "against" }, against(test))));
@@ -170,6 +170,9 @@
     make("div", { class: "head" }, make("h1", {}, run.title), scheme()),
     make("div", { class: "facts" }, run.facts.map(([name, value]) =>
       make("span", {}, `${name} `, make("b", {}, value)))));
+  if (run.stories.length) {
+    page.append(make("ul", { class: "sentences stories" }, run.stories.map((s) => make("li", {}, s))));
+  }
   if (run.problems.length) {
     page.append(make("div", { class: "problems", role: "alert" }, run.problems.map((p) => make("p", {}, p))));
   }

@@ -299,15 +299,14 @@ const torchmemWindow = (run, tables, charts) => {
 
   function figures(window) {
     const mark = window.estimated ? "an estimated " : "";
-    const most = window.bound ? "at most " : "";
-    const texts = [`${window.estimated ? "estimated " : ""}peak ${most}${size(window.total)}`];
+    const texts = [`${window.estimated ? "estimated " : ""}peak ${size(window.total)}`];
     if (window.baseline) {
       const grown = window.total - window.baseline.total;
       const percent = share(grown, window.baseline.total);
       texts.push(`${window.before ? window.before.name : "baseline"} ${size(window.baseline.total)} (${grown ? [signed(grown), percent].filter(Boolean).join(", ") : "same"})`);
     }
     for (const [key, bytes] of Object.entries(window.limits)) texts.push(`limit ${key === "total" ? "" : `on ${key.replaceAll("_", " ")} `}${size(bytes)}`);
-    if (window.retained_known) texts.push(`${run.single ? "at the end" : "retained"} ${mark}${size(window.retained.total)}`);
+    texts.push(`${run.single ? "at the end" : "retained"} ${mark}${size(window.retained.total)}`);
     if (window.growth != null) texts.push(`growth ${signed(window.growth)} per step`);
     const { estimated, ...counters } = window.counters ?? {};
     for (const [key, bytes] of Object.entries(counters)) texts.push(`${estimated ? "estimated " : ""}${key} ${size(bytes)}`);

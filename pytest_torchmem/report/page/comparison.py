@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from html import escape
 from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import Comparison
 from pytest_torchmem.report.page.html import plain_table, tests_page, window_json
-from pytest_torchmem.report.page.svg import LineKind, Mark
+from pytest_torchmem.report.page.svg import LineKind, Mark, escaped
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.measured import Window
@@ -62,12 +61,13 @@ def comparison_page(before: str, after: str, tests: Sequence[ComparedTest], rema
         "counts": {change.value: found[change] for change in ORDER if found[change]},
         "tests": [_row(test, order, before, after) for order, test in enumerate(tests)],
         "problems": [remark] if remark else [],
+        "stories": [],
     }
     contents = [partial(_content, test, before, after) for test in tests]
     plain = (
         f"<td>{test.comparison.change.value}</td>"
         f'<td class="number">{format_change(test.comparison.size_bytes)}</td>'
-        f"<td>{escape(test.name)}<br>{escape('; '.join(test.causes))}</td>"
+        f"<td>{escaped(test.name)}<br>{escaped('; '.join(test.causes))}</td>"
         for test in tests
     )
     return tests_page(head, contents, plain_table(("change", "bytes", "test"), plain))
@@ -88,7 +88,6 @@ def _row(test: ComparedTest, order: int, before: str, after: str) -> dict[str, J
         "device": test.environment,
         "measured": True,
         "estimated": any(w.result.estimated for w in (test.before, test.after) if w),
-        "bound": False,
         "window": "",
         "peak": entry.total,
         "at_peak": entry.at_peak.to_json(),

@@ -10,13 +10,12 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from html import escape
 from importlib import resources
 from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import lines_of
 from pytest_torchmem.analysis.judge.holders import holders_title
-from pytest_torchmem.report.page.svg import COLOURS, marks_of
+from pytest_torchmem.report.page.svg import COLOURS, escaped, marks_of
 from pytest_torchmem.report.text.tables import composition, line_place, line_word, unlisted_lines
 from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.contributors import Category, CategoryBytes
@@ -48,10 +47,6 @@ _NOT_KEPT: Final = (
     "The report has no timeline of this. A folder has those of failed tests alone, a file has all; "
     "only the first regions of a test get one."
 )
-_NOT_RECORDED: Final = (
-    "There is no timeline: the allocator's counters answered the limits, and nothing was recorded. "
-    "torchmem_level = full in the ini file records one."
-)
 _LEFT_OUT: Final = (
     "The timeline of this test was left out to keep this file small; "
     "a report into a folder has a page for each test."
@@ -74,6 +69,7 @@ def run_page(run: RunReport, title: str = "Memory of PyTorch tests") -> str:
         "counts": run.counts(),
         "tests": rows,
         "problems": list(run.problems),
+        "stories": [story.sentence for story in run.stories],
     }
     return tests_page(head, [partial(_content, test) for test in ranked], _plain_table(ranked))
 
@@ -96,12 +92,13 @@ def tests_page(
 def picture_page(picture: Picture, title: str) -> str:
     """Return the page of one timeline that belongs to no test."""
     if not picture.times_ns:
-        return f"<!doctype html><title>{escape(title)}</title><p>Nothing was recorded.</p>\n"
+        return f"<!doctype html><title>{escaped(title)}</title><p>Nothing was recorded.</p>\n"
     name = f"Memory timeline: {title}"
     head = {
         "title": name,
         "facts": [],
         "problems": [],
+        "stories": [],
         "categories": categories_json(),
         "single": "torchmem-timeline",
     }
@@ -132,7 +129,7 @@ def page_text(title: str, blocks: Sequence[tuple[str, str]], plain: str) -> str:
     folder = resources.files("pytest_torchmem.report") / "assets"
     files = {file.name.replace(".", "_"): file.read_text("utf-8") for file in folder.iterdir()}
     page = files.pop("page_html")
-    return page.format(title=escape(title), table=plain, data=data, **files)
+    return page.format(title=escaped(title), table=plain, data=data, **files)
 
 
 def embedded(value: object) -> str:
@@ -172,7 +169,6 @@ def _row(test: MeasuredTest, order: int) -> dict[str, Json]:
         "device": shown.result.device if shown else "",
         "measured": shown is not None,
         "estimated": bool(shown and shown.result.estimated),
-        "bound": bool(shown and shown.is_bound),
         "peak": shown.result.peak.total if shown else 0,
         "at_peak": shown.result.peak.at_peak.to_json() if shown else {},
         "baseline_bytes": shown.baseline_bytes if shown else 0,
@@ -201,8 +197,6 @@ def window_json(window: Window, with_pictures: bool) -> dict[str, Json]:
     data: dict[str, Json] = {
         **result.to_json(),
         "total": result.peak.total,
-        "bound": window.is_bound,
-        "retained_known": window.retained_known,
         "at_peak": result.peak.at_peak.to_json(),
         "own": result.peak.by_category.to_json(),
         "live": [c.to_json() for c in result.peak.live],
@@ -221,7 +215,7 @@ def window_json(window: Window, with_pictures: bool) -> dict[str, Json]:
     elif window.picture:
         data["no_picture"] = _LEFT_OUT
     else:
-        data["no_picture"] = _NOT_RECORDED if window.is_bound else _NOT_KEPT
+        data["no_picture"] = _NOT_KEPT
     if entry := window.baseline:
         lines, changed = lines_of(window), window.told_by
         data["baseline"] = {"total": entry.total, "own": entry.peaks.to_json()}
@@ -248,10 +242,10 @@ def _remarks(window: Window) -> list[str]:
 
 def _plain_table(tests: Sequence[MeasuredTest]) -> str:
     rows = [
-        f"<td>{escape(test.status)}</td>"
+        f"<td>{escaped(test.status)}</td>"
         f'<td class="number">{test.body.peak_text if test.body else ""}</td>'
-        f"<td>{escape(test.standing)}</td>"
-        f"<td>{escape(test.test)}<br>{escape(test.sentence)}</td>"
+        f"<td>{escaped(test.standing)}</td>"
+        f"<td>{escaped(test.test)}<br>{escaped(test.sentence)}</td>"
         for test in tests[:_PLAIN_ROWS]
     ]
     more = len(tests) - _PLAIN_ROWS

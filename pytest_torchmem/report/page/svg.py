@@ -18,7 +18,7 @@ from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.json_values import JsonFields
 from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.picture import Picture
-from pytest_torchmem.values.units import format_size
+from pytest_torchmem.values.units import format_size, one_line
 
 _NEAR: Final = 2
 """A line may be this many times as high as the data; a higher one would leave them no room."""
@@ -126,7 +126,7 @@ def timeline_svg(picture: Picture, title: str, marks: Sequence[Mark] = ()) -> st
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
         f'width="{_WIDTH}" height="{height}" role="img" font-family="{_FONT}" font-size="12">',
-        f"<title>{escape(title)}</title>",
+        f"<title>{escaped(title)}</title>",
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
         _text(_PLOT[0], 20, shown_title, 'font-size="14" font-weight="600"'),
         *(_grid(top_bytes, scale) if shown else ()),
@@ -264,4 +264,9 @@ def _text(x: float, y: float, text: str, attributes: str = "") -> str:
     # A halo keeps labels readable where they lie on data.
     halo = 'stroke="#ffffff" stroke-width="4" paint-order="stroke"'
     fill = "" if "fill=" in attributes else 'fill="#1b2128" '
-    return f'<text x="{x:.1f}" y="{y:.1f}" {halo} {fill}{attributes}>{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {halo} {fill}{attributes}>{escaped(text)}</text>'
+
+
+def escaped(text: str) -> str:
+    """Return text of one line for a page: nothing in it is markup or a control character."""
+    return escape(one_line(text))

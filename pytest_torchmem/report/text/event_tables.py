@@ -14,6 +14,21 @@ from pytest_torchmem.values.units import format_size, format_time
 _RULE: Final = "-" * 80
 _NAME_WIDTH: Final = 55
 _FRAMES_APART: Final = " < "
+_IN_TORCH: Final = {
+    "self_cpu_time_total": "self_time_ns",
+    "cpu_time_total": "total_time_ns",
+    "self_cuda_time_total": "self_device_time_ns",
+    "cuda_time_total": "device_time_ns",
+    "self_device_time_total": "self_device_time_ns",
+    "device_time_total": "device_time_ns",
+    "self_cpu_memory_usage": "self_cpu_bytes",
+    "cpu_memory_usage": "cpu_bytes",
+    "self_cuda_memory_usage": "self_device_bytes",
+    "cuda_memory_usage": "device_bytes",
+    "self_device_memory_usage": "self_device_bytes",
+    "device_memory_usage": "device_bytes",
+    "count": "calls",
+}
 
 
 def averages_table(
@@ -21,8 +36,9 @@ def averages_table(
 ) -> str:
     """Return averages as a table, the largest ``sort_by`` first; at most ``limit`` rows.
 
-    Raises `ValueError` for another column.
+    A column goes by its name in torch's table, too. Raises `ValueError` for another one.
     """
+    sort_by = _IN_TORCH.get(sort_by, sort_by)
     if sort_by not in NUMBERS:
         raise ValueError(f"sort_by must be one of {', '.join(NUMBERS)}, not {sort_by!r}")
     rows = sorted(averages, key=lambda row: -getattr(row, sort_by))

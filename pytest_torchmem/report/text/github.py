@@ -11,6 +11,7 @@ from typing import Final
 
 from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.measured import MeasuredTest
+from pytest_torchmem.values.units import one_line
 
 ANNOTATIONS: Final = 10
 """GitHub shows no more than this many of one kind for a step."""
@@ -84,4 +85,4 @@ def _command(name: str, properties: Mapping[str, str], text: str) -> str:
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return "%0A".join(one_line(line).replace("%", "%25") for line in text.splitlines())

@@ -11,7 +11,7 @@ from pytest_torchmem.analysis.judge.differences import lines_of
 from pytest_torchmem.report.text.tables import composition, left_out, line_place, unlisted_lines
 from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.measured import MeasuredTest, Window
-from pytest_torchmem.values.units import format_change, format_size
+from pytest_torchmem.values.units import format_change, format_size, one_line
 
 MARKER: Final = "<!-- pytest-torchmem -->"
 """The first line: a bot finds its own comment by it and replaces it."""
@@ -35,6 +35,7 @@ _SYMBOLS: Final = {
     "ok": "✅",
 }
 _CAUSES: Final = 5
+_STORIES: Final = 10
 _OPEN_ROWS: Final = 20
 """More tests than these that are well are folded away, below what is not."""
 
@@ -51,6 +52,8 @@ def run_markdown(
     problems, shown = _fitting((f"> {_text(p)}\n" for p in run.problems), limit // 4, measure)
     problems += _more(len(run.problems) - shown, "problems")
     head = [MARKER, f"### Memory: {run.headline}", "", *([problems] if problems else [])]
+    stories = [f"- **{_text(story.sentence)}**" for story in run.stories[:_STORIES]]
+    head += [*stories, ""] if stories else []
     tail = ["", _facts(run)]
     ranked = run.ranked()
     well = [test for test in ranked if test.status == "ok"]
@@ -58,7 +61,13 @@ def run_markdown(
     others = [test for test in ranked if not well or test.status != "ok"]
     failed = [test for test in others if test.status in ("failed", "grown")]
     room = limit - sum(measure(line) + 1 for line in (*head, *tail)) - _FRAME
-    details, shown = _fitting((_details(test) for test in failed), room // 2, measure)
+    # One cause is told once; the other tests that failed for it name the first.
+    first_of = {test.test: s.tests[0].test for s in run.stories for test in s.tests[1:]}
+    told = (
+        _same_cause(test, first_of[test.test]) if test.test in first_of else _details(test)
+        for test in failed
+    )
+    details, shown = _fitting(told, room // 2, measure)
     details += _more(len(failed) - shown, "that failed")
     room -= measure(details)
     rows, shown = _fitting(_table_rows(others), room, measure)
@@ -127,6 +136,11 @@ def _by_name(window: Window) -> str:
     return f"{_code(window.result.name)} {_text(window.status)}" if window.sentence else ""
 
 
+def _same_cause(test: MeasuredTest, first: str) -> str:
+    numbers = test.failed_windows[0].sentence.partition(": ")[0]
+    return f"- {_code(test.test)}: {_text(numbers)}, by the same lines as {_code(first)}"
+
+
 def _details(test: MeasuredTest) -> str:
     lines: list[str] = []
     for window in (*test.windows, *test.unjudged):
@@ -137,7 +151,7 @@ def _details(test: MeasuredTest) -> str:
         lines += list(_causes(window))
     for text in filter(None, (test.problem, test.raised, test.not_measured)):
         lines.append(f"- {_text(text)}")
-    name = escape(" ".join(test.test.split()), quote=False)
+    name = escape(one_line(" ".join(test.test.split())), quote=False)
     head = f"<details><summary><code>{name}</code></summary>"
     lines = lines or ["- it failed for another reason than its memory"]
     return "\n".join([head, "", *lines, "", "</details>"])
@@ -168,22 +182,22 @@ def _facts(run: RunReport) -> str:
 
 def _retained(window: Window) -> str:
     mark = " (estimated)" if window.result.estimated else ""
-    return format_size(window.result.retained.total) + mark if window.retained_known else ""
+    return format_size(window.result.retained.total) + mark
 
 
 def _text(text: str) -> str:
     """Text in which nothing is markup: no tags, tables, links, mentions or references."""
-    one_line = " ".join(text.split())
-    escaped = re.sub(r"([\\`*_{}\[\]|#~$])", r"\\\1", one_line)
+    line = one_line(" ".join(text.split()))
+    escaped = re.sub(r"([\\`*_{}\[\]|#~$])", r"\\\1", line)
     return escape(escaped, quote=False).replace("@", "@<!-- -->")
 
 
 def _code(text: str) -> str:
     """Text as code, in a fence longer than any run of backticks in it."""
-    one_line = " ".join(text.split()).replace("|", "\\|")
-    if not one_line:
+    line = one_line(" ".join(text.split())).replace("|", "\\|")
+    if not line:
         return ""
-    longest = max((len(run) for run in re.findall("`+", one_line)), default=0)
+    longest = max((len(run) for run in re.findall("`+", line)), default=0)
     fence = "`" * (longest + 1)
     space = " " if longest else ""
-    return f"{fence}{space}{one_line}{space}{fence}"
+    return f"{fence}{space}{line}{space}{fence}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import enum
-import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from pytest_torchmem.values.units import (
     format_parts,
     format_share,
     format_size,
+    one_line,
 )
 
 ROWS: Final = 10
@@ -156,17 +156,12 @@ def _table(
     return lines + left_out(sizes, shown)
 
 
-_CONTROL: Final = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-"""Characters that tell a terminal to do something, or turn the order of others around, and halves
-of characters, which it cannot show; none of them is in a name that we print."""
-
-
-def one_line(text: str) -> str:
-    """Return text on one line; control characters become their escapes."""
-    line = " ".join(text.splitlines())
-    return _CONTROL.sub(lambda found: repr(found.group())[1:-1], line)
+def log_line(text: str) -> str:
+    """Return text as a line of a log: a build server takes one that begins with colons for a
+    command.
+    """
+    line = one_line(text)
+    return line.replace("::", ": :", 1) if line.lstrip().startswith("::") else line
 
 
 _KEY_WIDTH: Final = 64

@@ -6,7 +6,7 @@ import enum
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -25,7 +25,7 @@ from pytest_torchmem.values.measured import (
     Window,
 )
 from pytest_torchmem.values.results import Fate, Holder
-from pytest_torchmem.values.units import counted, format_change, format_size
+from pytest_torchmem.values.units import counted, format_change, format_size, one_line
 
 _NARROW: Final = 100
 _SLIM: Final = 60
@@ -87,6 +87,8 @@ def failure_text(
     ranked = sorted(verdicts, key=lambda verdict: order.index(verdict.findings[0]))
     kinds = {kind for verdict in ranked for kind in verdict.kinds}
     first, *others = [*filter(None, [problem]), *sentences(ranked)]
+    if kinds == {FindingKind.NO_BASELINE} and not problem:
+        return tables.log_line(first)  # the end of the run says how to store all of them
     lines = [first]
     if others:
         lines += ["", *(f"also: {sentence}" for sentence in others)]
@@ -96,10 +98,7 @@ def failure_text(
         # A test that breaks a limit of its own stores nothing.
         too = "raise the limit that fails, too, and " if FindingKind.OVER_LIMIT in kinds else ""
         lines += ["", f"if this change is wanted, {too}accept it with", f"    {command}"]
-    elif FindingKind.NO_BASELINE in kinds:
-        renamed = "if it was renamed, a run of its whole module takes the baseline along"
-        lines += ["", "store one with", f"    {command}", renamed]
-    return "\n".join(lines)
+    return "\n".join(map(tables.log_line, lines))
 
 
 def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str]:
@@ -118,9 +117,9 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
             total = f"{estimated}{format_size(size_bytes)} on {result.device}"
             lines += ["", f"{words(category.value)} at its own peak{of_region}, {total}:"]
             lines += tables.live_table(live, width, size_bytes)
-    # What grew is told below, line by line.
-    compared = {f.key for f in verdict.findings if f.lines} if verdict.lines else set()
-    if result.peak.live and keys.difference(compared, (c.value for c in limited)):
+    # What grew is told below, line by line, and so is what is left behind.
+    told = {f.key for f in verdict.findings if f.lines} if verdict.lines else set()
+    if result.peak.live and keys.difference(told, RETAINED, (c.value for c in limited)):
         total = f"{estimated}{format_size(result.peak.total)} on {result.device}"
         lines += ["", f"live at the peak{of_region}, {total}:"]
         lines += tables.live_table(result.peak.live, width, result.peak.total)
@@ -135,7 +134,9 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
         lines += ["", f"retained at the end{of_region}, {total}:"]
         lines += tables.live_table(result.retained.live, width, result.retained.total)
         lines += holder_lines(result.retained.holders)
-        if any(holder.fate is Fate.HELD for holder in result.retained.holders):
+        is_held = any(holder.fate is Fate.HELD for holder in result.retained.holders)
+        # What each step adds is filled more than once.
+        if is_held and not result.growth:
             lines.append(_FILLED_ONCE)
     if verdict.lines and verdict.changed:
         allowed = next(f.allowed for f in verdict.findings if f.lines)
@@ -200,6 +201,7 @@ def summary_lines(
     lines: list[Line] = []
     if detail >= Detail.SHORT:
         lines += _tests_table(run, detail, width, room)
+    lines += [Line(story.sentence, ("red",)) for story in run.stories]
     lines += _changes_lines(run)
     not_measured = ((t.not_measured, t.test) for t in run.tests if t.not_measured)
     results = [(t.test, window.result) for t, window in run.windows]
@@ -210,7 +212,8 @@ def summary_lines(
     if detail is not Detail.PROBLEMS and run.tests:
         lines.append(Line(_counts(run)))
         lines += _missing_lines(run, stored_by, renamed)
-    return lines + [Line(problem, ("red",)) for problem in run.problems]
+    lines += [Line(problem, ("red",)) for problem in run.problems]
+    return [replace(line, text=tables.log_line(line.text)) for line in lines]
 
 
 def _tests_table(run: RunReport, detail: Detail, width: int, room: int) -> list[Line]:
@@ -257,7 +260,7 @@ def _wide_table(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> lis
         result = window.result
         name = _shortened(_window_name(measured, window), _TEST_WIDTH if wide else width // 2)
         biggest = [tables.largest(result.peak.at_peak, 2)] if wide else []
-        retained = format_size(result.retained.total) if window.retained_known else ""
+        retained = format_size(result.retained.total)
         rows.append([name, window.peak_text, *biggest, retained, measured.status_of(window)])
     head, *lines = tables.aligned(rows, headers, "lrlr" if wide else "lrr")
     styles = (_styles(measured, window) for measured, window in shown)
@@ -278,7 +281,7 @@ def _importance(pair: tuple[MeasuredTest, Window]) -> tuple[bool, int, int, str]
 
 def _window_name(measured: MeasuredTest, window: Window) -> str:
     name = f"{measured.test}::{window.result.name}" if window.result.name else measured.test
-    return tables.one_line(name)
+    return one_line(name)
 
 
 def _shortened(name: str, width: int) -> str:
@@ -334,7 +337,7 @@ def _grouped_lines(heading: str, pairs: Iterable[tuple[str, str]]) -> list[Line]
     """Return a line for each text among (text, test), with the first few of its tests."""
     tests_of: dict[str, list[str]] = {}
     for text, test in dict.fromkeys(pairs):  # a test and its regions say a thing once
-        tests_of.setdefault(text, []).append(tables.one_line(test))
+        tests_of.setdefault(text, []).append(one_line(test))
     lines = []
     for text, tests in tests_of.items():
         names = ", ".join(tests[:3]) + (f" and {len(tests) - 3} more" if tests[3:] else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_torchmem.analysis.judge.holders import Held, explain_retained
-from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits, sentences
+from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits, rank, sentences
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Reference
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
 from pytest_torchmem.values.findings import Verdict
@@ -91,6 +91,23 @@ def test_who_holds_a_cause_follows_it_also_where_the_peak_is_what_grew():
         "memory peaked at 28.0 MiB, +4.0 MiB (+17 %) over the baseline of 24.0 MiB: +8.0 MiB of "
         "temporary from aten::ones at net.py:7, still held by net.CACHE, 4.0 MiB less elsewhere"
     )
+
+
+def test_what_each_step_leaves_behind_leads_before_a_peak_that_grew_by_the_same_line():
+    held = (Held(Holder(8 * MiB, 1, Fate.HELD, "net.CACHE"), LEAK),)
+    grown = replace(result(OTHER, LEAK), steps=(0, 4 * MiB, 8 * MiB), grown=(LEAK,))
+    entry = BaselineEntry.of(result(OTHER))
+    compared = judge_baseline(grown, Reference.of(entry), Allowance(0.02, MiB))
+    found = rank([*judge_limits(grown, {"growth": 0}), *compared.findings])
+    explained = explain_retained(replace(compared, findings=found), lambda: held)
+    assert explained.sentence == (
+        "grew by 4.0 MiB per step, +4.0 MiB over the limit of 0 B: +4.0 MiB of temporary from "
+        "aten::ones at net.py:7, still held by net.CACHE"
+    )
+    assert all("(same cause)" in sentence for sentence in sentences([explained])[1:])
+    elsewhere = replace(LEAK, source=replace(LEAK.source, line=70))  # type: ignore[type-var]
+    other = judge_limits(replace(grown, grown=(elsewhere,)), {"growth": 0})
+    assert rank([*other, *compared.findings])[0].key == "total"
 
 
 def test_a_known_holder_is_named_before_what_was_not_looked_for():

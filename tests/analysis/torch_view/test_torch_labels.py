@@ -18,8 +18,8 @@ from benchmarks.workloads_models import all_workloads
 from pytest_torchmem import TorchmemError, analyze, export_memory_timeline
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
 from pytest_torchmem.analysis.torch_view.torch_timeline import TorchMemoryProfile
-from pytest_torchmem.record.tree.from_profiler import trace_of
-from pytest_torchmem.values.errors import ReportError
+from pytest_torchmem.record.profiled.from_profiler import trace_of
+from pytest_torchmem.values.errors import DeviceError, ReportError
 
 
 def profiled(body: Any) -> Any:
@@ -46,7 +46,7 @@ def finished() -> Any:
 def test_every_entry_equals_torchs(workload: Workload, tmp_path: Path) -> None:
     torch.manual_seed(0)
     finished = profiled(workload(Declarations()))
-    ours = TorchMemoryProfile(build_op_tree(trace_of(finished, "cpu")))
+    ours = TorchMemoryProfile(build_op_tree(trace_of(finished)))
     theirs = MemoryProfileTimeline(MemoryProfile(finished.profiler.kineto_results))
     theirs.export_memory_timeline_raw(str(tmp_path / "raw.json"), "cpu")
     raw = [tuple(entry) for entry in json.loads((tmp_path / "raw.json").read_text())]
@@ -57,7 +57,7 @@ def test_every_entry_equals_torchs(workload: Workload, tmp_path: Path) -> None:
 
 
 def test_entries_have_torchs_keys_and_versions(finished: Any) -> None:
-    ours = TorchMemoryProfile(build_op_tree(trace_of(finished, "cpu")))
+    ours = TorchMemoryProfile(build_op_tree(trace_of(finished)))
     keys = ours.graph.keys
     mine = [
         (
@@ -133,5 +133,8 @@ def test_an_ending_that_stands_for_no_form_is_refused(
 
 def test_an_empty_profile_has_an_empty_timeline(tmp_path: Path) -> None:
     path = tmp_path / "empty.json"
-    export_memory_timeline(profiled(lambda: None), path, "cpu", labels="torch")
+    empty = profiled(lambda: None)
+    export_memory_timeline(empty, path, labels="torch")
     assert json.loads(path.read_text()) == [[], []]
+    with pytest.raises(DeviceError, match="no memory on 'cpu'; it has: none"):
+        export_memory_timeline(empty, path, "cpu", labels="torch")

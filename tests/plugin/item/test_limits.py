@@ -273,7 +273,7 @@ def test_a_limit_by_device_is_that_of_the_model_then_of_the_kind(project, device
     if device == "xpu":
         limits = {"cpu": "1MiB", "xpu": "2MiB"}
     project.write(BY_DEVICE.format(limits=limits, device=device))
-    project.run("-otorchmem_level=full").stdout.fnmatch_lines([f"memory *the limit of {limit}*"])
+    project.run().stdout.fnmatch_lines([f"memory *the limit of {limit}*"])
 
 
 def test_none_by_device_is_no_limit_there(project):
@@ -353,3 +353,18 @@ def after(result, heading):
     """Return the lines below a heading."""
     found = next(number for number, line in enumerate(result.outlines) if heading in line)
     return result.outlines[found + 1 :]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "xpu"])
+@pytest.mark.parametrize("limits", ['"40MiB"', '"1MiB"', 'retained="0B"', 'reserved="1B"'])
+def test_a_body_with_limits_runs_once_whatever_becomes_of_it(project, device, limits):
+    project.write(
+        f"""
+        @pytest.mark.memory_budget({limits})
+        def test_a():
+            use(30 * MiB)
+            print("runs now, started", fake_measure.state["starts"])
+        """
+    )
+    said = project.run("-rA", f"-otorchmem_device={device}").stdout.str()
+    assert said.count("runs now") == said.count("runs now, started 1") == 1

@@ -11,7 +11,6 @@ WORDS = {
     "tolerance": "2",
     "floor": "2",
     "repeat": "0",
-    "level": "deep",
     "summary": "long",
     "report": "run.xml",
     "accept": "nwe",

@@ -36,3 +36,28 @@ def test_each_environment_has_its_own_file(project):
     project.update("-otorchmem_device=cuda")
     assert project.baseline(environment="cpu-torch2.99").exists()
     assert project.baseline(environment="fake-100-torch2.99").exists()
+
+
+def test_a_module_outside_the_rootdir_has_a_place_of_its_own_and_is_not_gone(project):
+    for folder, size in (("one", 1), ("two", 2), ("root", 3)):
+        body = f"@pytest.mark.memory_baseline\ndef test_a(): use({size} * MiB)\n"
+        project.write(body, f"{folder}/test_in_{folder}")
+    (project.path / "root" / "pytest.ini").write_text(
+        "[pytest]\naddopts = -p no:cacheprovider\ntorchmem_baseline_dir = stored\n"
+    )
+    outside = ("-c", "root/pytest.ini", "--confcutdir=.")
+    project.update(*outside, "one", "two", "root").assert_outcomes(passed=3)
+    stored = project.path / "root" / "stored"
+    found = {path.relative_to(stored).as_posix() for path in stored.rglob("*.json")}
+    assert found == {
+        "cpu-torch2.99/test_in_root.json",
+        "cpu-torch2.99/__above__/one/test_in_one.json",
+        "cpu-torch2.99/__above__/two/test_in_two.json",
+    }
+    for part in (("one", "two", "root"), ("one",), ("root",)):
+        told = project.run(*outside, "--torchmem-ci", *part)
+        told.assert_outcomes(passed=len(part))
+        told.stdout.no_fnmatch_line("*is gone*")
+    (project.path / "two" / "test_in_two.py").unlink()
+    told = project.run(*outside, "one", "root")
+    told.stdout.fnmatch_lines(["*two/test_in_two.py is gone and has baselines (1 entry)*"])

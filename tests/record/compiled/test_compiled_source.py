@@ -14,9 +14,9 @@ from torch import nn
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.contexts import gc_paused
+from pytest_torchmem.record.profiled.from_profiler import trace_of
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import compiler
-from pytest_torchmem.record.tree.from_profiler import trace_of
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.contributors import Contributor, Phase
 from tests.measured import profile_of
@@ -194,7 +194,7 @@ def test_a_finished_profile_of_somebody_else_is_explained_as_well() -> None:
     model(x)
     with torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True) as done:
         model(x)
-    found = made(analyze_trace(trace_of(done, "cpu")))
+    found = made(analyze_trace(trace_of(done)))
     product = next(c for c in found if c.operator == "aten::addmm" and c.size_bytes == 2 * 8192)
     assert str(product.source) == f"test_compiled_source.py:{line('up')}"
 

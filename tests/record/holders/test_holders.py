@@ -313,6 +313,20 @@ def test_frames_that_know_the_keeper_of_their_exception_are_not_on_the_way(model
     assert way.startswith("models.jobs['a'][0].errors[0], frame of failing (test_holders.py:")
 
 
+def test_what_the_program_holds_is_named_before_the_log_that_pytest_captures(models, caplog):
+    def logged(kept: list[torch.Tensor]) -> dict[tuple[str, int], int]:
+        tensor = torch.ones(64)
+        logging.getLogger(__name__).warning("seen %s", tensor)
+        kept.append(tensor)
+        return sizes(tensor)
+
+    (way,) = ways(find_holders(logged([])))
+    assert way.startswith("the log that pytest captures: records[0].args")
+    models.KEPT = {"last": [[]]}
+    (way,) = ways(find_holders(logged(models.KEPT["last"][0])))
+    assert way == "models.KEPT['last'][0][0]"
+
+
 def test_the_log_that_pytest_captures_keeps_exceptions(models, caplog):
     models.sizes = {}
     try:

@@ -6,7 +6,6 @@ import copy
 import io
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -19,9 +18,9 @@ from pytest_torchmem.record.owners import ownership
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.owners.places import data_ptr, places_of, storages_of
 from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.recorded_tables import StringTable
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd, profiler
-from pytest_torchmem.record.tree.growing_tables import StringTable
 from pytest_torchmem.values.trace import CREATE_GRAPH, MarkKind, Ownership
 from tests.measured import measured
 
@@ -33,7 +32,7 @@ class Watched:
         self.strings = StringTable()
         self.log = OwnershipLog(self.strings, StringTable())
         self.marks: list[tuple[MarkKind, str]] = []
-        self.watch = OwnershipWatch(self.log, self._mark, lambda: nullcontext(False))
+        self.watch = OwnershipWatch(self.log, self._mark)
         self.patches = Installed()
 
     def install(self) -> None:
@@ -325,7 +324,7 @@ def test_an_optimizers_step_is_noted_with_its_state(seen: Watched):
 def test_the_profiler_records_no_call_of_what_looks(seen: Watched):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters())
-    session = profiler.Profiler()
+    session = profiler.Session()
     session.start()
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()

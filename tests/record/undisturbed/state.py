@@ -26,7 +26,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from pytest_torchmem.record.heap import frozen_count
 from pytest_torchmem.record.patches import PATCHES, How
 from pytest_torchmem.record.torch_api import compiler, profiler
-from pytest_torchmem.record.torch_api.profiler import all_threads_switch
 
 #: Modules that a measurement may import, and packages of which it may import any.
 IMPORTED_BY_US = ("pytest_torchmem", "faulthandler", "ctypes", "numpy")
@@ -194,8 +193,7 @@ def _patched() -> dict[str, object]:
         for name, value in vars(sys.modules[place]).items():
             if name.startswith("_global_") and isinstance(value, dict):
                 found[f"{place}.{name}"] = tuple(map(id, value.values()))
-    switch = all_threads_switch()
-    return {**found, "all threads": switch is not None and switch.value}
+    return found
 
 
 def _is_there(where: str) -> bool:

@@ -13,7 +13,7 @@ from pytest_torchmem.values.measured import unjudged
 from pytest_torchmem.values.picture import Picture, Track
 from pytest_torchmem.values.results import Counters, Fate, Holder
 from pytest_torchmem.values.units import GiB, KiB, MiB, format_size
-from tests.report.sample_run import counted, made, picture, report_of, result_of, sample_run, window
+from tests.report.sample_run import made, picture, report_of, result_of, sample_run, window
 
 FAILED = "tests/test_step.py::test_train[bf16]"
 
@@ -358,22 +358,6 @@ def test_counters_of_a_simulated_allocator_are_called_estimated(browser, tmp_pat
     page.close()
     assert "estimated reserved 4.0 MiB" in text
     assert "true" not in text
-
-
-def test_what_counters_say_is_at_most_and_has_no_composition(browser, tmp_path):
-    page = alone(browser, tmp_path, counted("a"))
-    assert page.locator("summary .number").first.inner_text().split() == [
-        "at",
-        "most",
-        "3.0",
-        "MiB",
-    ]
-    title = page.locator(".window .title").inner_text()
-    assert "peak at most 3.0 MiB" in title
-    assert "retained" not in title
-    page.get_by_text("torchmem_level = full in the ini file records one").wait_for()
-    assert page.get_by_role("region", name="composition").count() == 0
-    page.close()
 
 
 def test_a_row_says_how_a_test_stands_to_its_baseline_and_to_its_limit(opened):

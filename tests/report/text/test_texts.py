@@ -30,11 +30,10 @@ from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.measured import Rank, unjudged
 from pytest_torchmem.values.picture import Picture
-from pytest_torchmem.values.results import Level, Peak
+from pytest_torchmem.values.results import Peak
 from pytest_torchmem.values.units import MiB
 from tests.report.sample_run import (
     GROWN,
-    counted,
     made,
     picture,
     report_of,
@@ -268,13 +267,6 @@ def test_an_estimated_number_is_named_so_in_a_comment():
     assert "90.1 MiB (estimated)" in text
 
 
-def test_what_counters_say_is_at_most_and_claims_nothing_of_what_is_retained():
-    events = counted("a", Level.EVENTS)
-    text = run_markdown(RunReport((report_of("a", counted("a")), report_of("b", events))))
-    assert "`tests/test_step.py::a` | at most 3.0 MiB | 75% of limit |  |" in text
-    assert "`tests/test_step.py::b` | at most 3.0 MiB | 75% of limit | 1.0 MiB |" in text
-
-
 def test_a_run_without_tests_says_so():
     assert "nothing was measured" in run_markdown(RunReport())
 
@@ -294,7 +286,7 @@ def test_a_command_is_one_line_whatever_is_in_it():
     test = report_of("test_a,b:c\nd", window("a", Change.GROWN, "50 %\r\n::warning::x"))
     (command,) = error_commands(RunReport((test,)))
     assert command.splitlines() == [command]
-    assert "title=memory grown%3A test_a%2Cb%3Ac%0Ad::50 %25%0D%0A::warning::x" in command
+    assert "title=memory grown%3A test_a%2Cb%3Ac%0Ad::50 %25%0A::warning::x" in command
 
 
 def test_an_annotation_s_title_has_the_whole_name_of_its_test():

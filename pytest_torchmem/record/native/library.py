@@ -1,0 +1,109 @@
+"""The library in C++ that notes operators, memory and the Python around them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_INT, _LONG, _TEXT, _OUT = ctypes.c_int, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p
+
+
+class Library:
+    """The functions of the library, under Python's lock: a call hands it to no other thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        functions: Any = ctypes.PyDLL(str(path))
+        self._functions = functions
+        for name, result, arguments in (
+            ("install", _INT, ()),
+            ("follow_python", _INT, (_INT, ctypes.py_object)),
+            ("prepare", None, ()),
+            ("begin", None, ()),
+            ("end", None, ()),
+            ("pause", None, ()),
+            ("go_on", None, ()),
+            ("let_go", None, ()),
+            ("sees_end", _INT, (_OUT,)),
+            ("mark", _LONG, (_LONG,)),
+            ("now_ns", _LONG, ()),
+            ("threads", _INT, ()),
+            ("row_count", _LONG, (_INT,)),
+            ("mention_count", _LONG, (_INT,)),
+            ("copy_rows", None, (_INT, _OUT, _LONG)),
+            ("copy_mentions", None, (_INT, _OUT, _LONG)),
+            ("name", _TEXT, (_INT,)),
+            ("code", _TEXT, (_INT,)),
+        ):
+            function = getattr(functions, f"torchmem_{name}")
+            function.restype, function.argtypes = result, arguments
+            setattr(self, f"_{name}" if name in ("name", "code", "threads") else name, function)
+
+    prepare: Any
+    begin: Any
+    end: Any
+    pause: Any
+    go_on: Any
+    let_go: Any
+    sees_end: Any
+    mark: Any
+    now_ns: Any
+    install: Any
+    follow_python: Any
+    row_count: Any
+    mention_count: Any
+    copy_rows: Any
+    copy_mentions: Any
+    _threads: Any
+    _name: Any
+    _code: Any
+
+    def watch_gpu(self, path: Path) -> bool:
+        """Have a GPU's memory noted, too, by the library at ``path``; CUDA has been initialised.
+
+        Returns False where the allocator of the GPU lets nobody watch.
+        """
+        address = ctypes.cast
+        functions = self._functions
+        noted, refused = functions.torchmem_note_memory, functions.torchmem_note_refusal
+        gpu: Any = ctypes.PyDLL(str(path))
+        return not gpu.torchmem_watch_gpu(address(noted, _OUT), address(refused, _OUT))
+
+    def threads(
+        self, row: np.dtype[np.void], mention: np.dtype[np.void]
+    ) -> Iterator[tuple[NDArray[np.void], NDArray[np.void]]]:
+        """Yield the rows and the mentions of each thread, the calling one first."""
+        for number in range(self._threads()):
+            # The owner may go on: mentions are those of the rows that are counted before.
+            rows = np.empty(self.row_count(number), row)
+            mentions = np.empty(self.mention_count(number), mention)
+            self.copy_rows(number, rows.ctypes.data, len(rows))
+            self.copy_mentions(number, mentions.ctypes.data, len(mentions))
+            yield rows, mentions[mentions["row"] < len(rows)]
+
+    @cache  # noqa: B019 - there is one library in a process
+    def name(self, number: int) -> tuple[str, str, str | None]:
+        """Return an operator's name, its overload, and how it takes each argument.
+
+        The last is None where the name has no schema.
+        """
+        text = self._name(number).decode(errors="replace")
+        parts = text.split("\n")
+        # A label of the program may have line breaks.
+        is_schema = len(parts) == 3 and not parts[2].strip("rw")
+        return (parts[0], parts[1], parts[2]) if is_schema else (text, "", None)
+
+    @cache  # noqa: B019
+    def code(self, number: int) -> tuple[str, str, str]:
+        """Return the file and the qualified name of a function, or the class of a module."""
+        text = self._code(number).decode(errors="replace")
+        if text.startswith("\n\n"):
+            return "", "", text[2:]
+        file, _, function = text.partition("\n")
+        return file, function, ""

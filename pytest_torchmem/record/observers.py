@@ -1,0 +1,78 @@
+"""The choice of what records: the library in C++, or torch's profiler where that cannot be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pytest_torchmem.record.native.choice import Choice
+from pytest_torchmem.record.native.native_observer import NativeObserver
+from pytest_torchmem.record.profiled.profiled_observer import ProfiledObserver
+from pytest_torchmem.record.recorded_tables import StringTable, Tables
+from pytest_torchmem.values.errors import RecordingError
+from pytest_torchmem.values.trace import MARK
+
+
+class Observer(Protocol):
+    """Notes operators, memory and the Python around them, between `begin` and `end`.
+
+    Attributes:
+        strings, device_names: The numbers of texts and devices in the tables.
+    """
+
+    strings: StringTable
+    device_names: StringTable
+
+    def prepare(self) -> None: ...
+    def now_ns(self) -> int: ...
+    def begin(self) -> None: ...
+    def mark(self, number: int, /) -> object: ...
+    def pause(self) -> None: ...
+    def go_on(self) -> None: ...
+    def end(self) -> None: ...
+    def read(self, marks: NDArray[np.void], known: NDArray[np.uint64], /) -> Tables: ...
+    def let_go(self) -> None: ...
+    def sees_end(self, storage: torch.UntypedStorage, /) -> bool: ...
+
+
+def observer_for(device: torch.device, say: Callable[[str], None] = lambda _: None) -> Observer:
+    """Return what records a body on a device: the library knows the CPU and CUDA.
+
+    ``say`` is called before the library is compiled, which happens once.
+    """
+    library = Choice.of_process(say).library_for(device.type, say)
+    return NativeObserver(library) if library else ProfiledObserver()
+
+
+def slower_because() -> str:
+    """Return why torch's profiler measures in this process; "" where the library does."""
+    choice = Choice.of_process()
+    return "" if choice.library else "; ".join(choice.reasons)
+
+
+def frees_during(action: Callable[[], object]) -> list[tuple[str, int]] | None:
+    """Return the places that an action frees; None where nobody can tell."""
+    has_gpu: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    observer = observer_for(torch.device("cuda" if has_gpu else "cpu"))
+    try:
+        observer.prepare()
+        observer.begin()
+    except RecordingError:
+        action()
+        return None
+    try:
+        action()
+    finally:
+        observer.end()
+    try:
+        allocations = observer.read(np.empty(0, MARK), np.empty(0, np.uint64)).allocations
+    finally:
+        observer.let_go()
+    names = observer.device_names.values()
+    freed = allocations["size_bytes"] <= 0
+    devices, pointers = allocations["device"][freed], allocations["ptr"][freed]
+    return [(names[d], p) for d, p in zip(devices.tolist(), pointers.tolist(), strict=True)]

@@ -1,0 +1,136 @@
+"""A failure names no changed line that its test cannot reach."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_torchmem.plugin.item.reachable import reached_by
+from pytest_torchmem.values.findings import CodeLines
+
+NET = """
+import functools
+
+def shared(x):
+    return x
+
+def unused(x):
+    return x
+
+class Base:
+    def step(self):
+        return shared(1)
+
+class Net(Base):
+    def forward(self):
+        return 2
+
+@functools.lru_cache
+def cached(x):
+    return load("small.json")
+
+def load(name):
+    return name
+
+SIZE = 4
+"""
+TEST = """
+import net
+from net import cached
+from other import LIMIT as IGNORED
+
+def weights():
+    return 1
+
+def test_net(weights):
+    return net.Net().step()
+
+def test_cached():
+    return cached(1)
+
+def test_late():
+    import late
+    return late.work()
+"""
+LATE = "def work():\n    return 1\n"
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(tmp_path)
+    texts = {"net": NET, "late": LATE, "other": "LIMIT = 1\n", "test_net": TEST}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    spec = importlib.util.spec_from_file_location("test_net", tmp_path / "test_net.py")
+    assert spec
+    assert spec.loader
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules["test_net"] = loaded
+    spec.loader.exec_module(loaded)
+    importlib.import_module("late")
+    yield loaded
+    for name in texts:
+        sys.modules.pop(name, None)
+
+
+def line_of(text: str, part: str) -> int:
+    return next(n for n, line in enumerate(text.splitlines(), 1) if part in line)
+
+
+PLACES = {
+    "shared": CodeLines("net.py", line_of(NET, "def shared") + 1, line_of(NET, "def shared") + 1),
+    "unused": CodeLines("net.py", line_of(NET, "def unused") + 1, line_of(NET, "def unused") + 1),
+    "forward": CodeLines("net.py", line_of(NET, "return 2"), line_of(NET, "return 2")),
+    "cached": CodeLines("net.py", line_of(NET, "small.json"), line_of(NET, "small.json")),
+    "size": CodeLines("net.py", line_of(NET, "SIZE"), line_of(NET, "SIZE")),
+    "late": CodeLines("late.py", 2, 2),
+    "other": CodeLines("other.py", 1, 1),
+    "fixture": CodeLines("test_net.py", line_of(TEST, "return 1"), line_of(TEST, "return 1")),
+    "json": CodeLines("conf/small.json", 1, 1),
+    "yaml": CodeLines("conf/large.yaml", 1, 1),
+}
+
+
+def reached(module: ModuleType, name: str, *fixtures: str) -> set[str]:
+    definitions = {f: [SimpleNamespace(func=getattr(module, f))] for f in fixtures}
+    item: Any = SimpleNamespace(
+        function=getattr(module, name), _fixtureinfo=SimpleNamespace(name2fixturedefs=definitions)
+    )
+    assert module.__file__
+    found = reached_by(item, Path(module.__file__).parent, tuple(PLACES.values()))
+    return {name for name, place in PLACES.items() if place in found}
+
+
+def test_what_a_test_calls_is_reached_with_its_bases_and_settings_that_its_modules_name(module):
+    assert reached(module, "test_net") == {"shared", "forward", "size", "json"}
+
+
+def test_fixtures_are_reached(module):
+    assert "fixture" in reached(module, "test_net", "weights")
+
+
+def test_a_function_behind_a_cache_is_reached(module):
+    assert reached(module, "test_cached") == {"cached", "size", "json"}
+
+
+def test_a_module_that_the_test_itself_imports_is_reached(module):
+    assert reached(module, "test_late") == {"late"}
+
+
+def test_the_nearest_to_the_test_come_first(module):
+    item: Any = SimpleNamespace(function=module.test_net)
+    places = [PLACES["shared"], PLACES["forward"]]
+    found = reached_by(item, Path(module.__file__).parent, places)
+    assert [*found] == [PLACES["forward"], PLACES["shared"]]
+
+
+def test_what_is_no_function_reaches_everything(module):
+    places = tuple(PLACES.values())
+    item: Any = SimpleNamespace()
+    assert reached_by(item, Path(module.__file__).parent, places) == places

@@ -1,0 +1,74 @@
+"""Memory that torch did not allocate counts from where an operator meets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.measured import measured
+
+MiB = 2**20
+
+
+def from_numpy() -> torch.Tensor:
+    return torch.from_numpy(np.ones(MiB, np.float32))
+
+
+def test_an_array_of_numpys_is_an_input() -> None:
+    result = measured(lambda: from_numpy().sum())
+    assert result.peak.input == 4 * MiB
+    assert not result.blind_spots
+
+
+def test_arrays_one_after_the_other_count_as_one() -> None:
+    def body() -> None:
+        for _ in range(5):
+            from_numpy().sum()
+
+    result = measured(body)
+    assert result.peak.input == 4 * MiB
+    assert result.retained.total == 0
+
+
+def test_arrays_that_are_kept_add_up_and_are_retained() -> None:
+    kept: list[torch.Tensor] = []
+
+    def body() -> None:
+        for _ in range(3):
+            kept.append(from_numpy())
+            kept[-1].sum()
+
+    result = measured(body)
+    assert result.peak.input == result.retained.total == 3 * 4 * MiB
+
+
+def test_an_array_that_was_there_before_counts_as_what_was_there() -> None:
+    there = from_numpy()
+    result = measured(there.sum)
+    assert result.peak.input == 4 * MiB
+    assert result.retained.total == 0
+
+
+def test_a_file_that_is_mapped_counts_by_what_is_read_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "weights.pt"
+    torch.save({"w": torch.ones(MiB)}, file)
+    kept: list[torch.Tensor] = []
+
+    def body() -> None:
+        kept.append(torch.load(file, mmap=True)["w"])
+        kept[0][:3].sum()
+
+    assert measured(body).peak.input == 4 * MiB
+
+
+def test_shared_memory_counts_once() -> None:
+    kept: list[torch.Tensor] = []
+
+    def body() -> None:
+        kept.append(torch.ones(MiB).share_memory_())
+        kept[0].sum()
+
+    result = measured(body)
+    assert result.retained.total == 4 * MiB
