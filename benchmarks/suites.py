@@ -39,11 +39,11 @@ def pytest_collection_modifyitems(items):
         random.Random(0).shuffle(items)
 
 if os.environ.get("SUITE_PROFILED"):
-    from pytest_torchmem.record.torch_api.profiler import Profiler
+    from pytest_torchmem.record.torch_api.profiler import Session
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(item):
-        session = Profiler()
+        session = Session()
         session.start()
         try:
             return (yield)

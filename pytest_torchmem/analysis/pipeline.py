@@ -330,11 +330,6 @@ class MemoryProfile(GpuQuestions):
         seen = self.reconciliation
         return max(seen.drift_bytes, seen.unrecorded_bytes) + seen.unseen_bytes
 
-    @property
-    def others_bytes(self) -> int:
-        """The most that other threads held at a time within the window; it is in no figure."""
-        return self.reconciliation.others_bytes(self.window)
-
     @cached_property
     def reconciliation(self) -> Reconciliation:
         """The recording held against what others know: it tells what may be missing."""
@@ -455,7 +450,6 @@ class MemoryProfile(GpuQuestions):
             counters=self._counters if self.window == self.whole else None,
             has_backward=self.recording.has_backward,
             unexplained_bytes=self.unexplained_bytes,
-            others_bytes=self.others_bytes,
             blind_spots=tuple(self.reconciliation.sentences()),
             notes=notes,
             failed_passes=self.failed_passes,

@@ -144,7 +144,10 @@ class Recorder:
         reason = slower_because()
         if not reason:
             return ()
-        return (f"torch's profiler measures here, many times slower than our recorder: {reason}",)
+        return (
+            "torch's profiler measures here, many times slower than our recorder, and too much "
+            f"within transforms of torch.func: {reason}",
+        )
 
     @untraced
     def mark(self, kind: MarkKind, text: str = "") -> int:

@@ -139,11 +139,6 @@ def _checked_meta(meta: Mapping[str, Json]) -> Mapping[str, Json]:
     checks = {
         "device": json_values.checked_text,
         "library_paths": json_values.checked_texts,
-        "unseen_threads": json_values.checked_texts,
-        "unfollowed_threads": json_values.checked_texts,
-        "unknown_threads": json_values.whole_number,
-        "other_threads": _check_other_threads,
-        "totals_of_all_threads": json_values.checked_truth,
         "own_cost_ns": json_values.whole_number,
         "workspace_bytes": json_values.whole_numbers,
         "counters": _check_counters,
@@ -153,15 +148,6 @@ def _checked_meta(meta: Mapping[str, Json]) -> Mapping[str, Json]:
         if name in meta:
             check(meta[name])
     return meta
-
-
-def _check_other_threads(others: Json) -> None:
-    found = json_values.checked_object(others)
-    json_values.checked_texts(found["names"])
-    if len(json_values.checked_numbers(found["times_ns"])) != len(
-        json_values.checked_numbers(found["held_bytes"])
-    ):
-        raise ValueError("'other_threads' has not as many sizes as times")
 
 
 def _check_counters(counters: Json) -> None:

@@ -106,7 +106,3 @@ class RequestError(TorchmemError, slug="bad-requests"):
 
 class AllocatorSettingsError(TorchmemError, slug="bad-allocator-settings"):
     """Allocator settings that cannot be read, or that ask for something not simulated."""
-
-
-class LongBodyError(TorchmemError, slug="long-body"):
-    """A body whose recording has become large. It is said while the body runs, and not raised."""

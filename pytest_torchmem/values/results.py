@@ -189,7 +189,6 @@ class Result(JsonFields):
             no ACTIVATION can exist by definition.
         unexplained_bytes: What does not reconcile with the allocator's own total, where there is
             one, or with what is alive at the end.
-        others_bytes: The most that other threads held at a time on the CPU; it is in no figure.
         blind_spots: What the figures do not contain, or may not, in a sentence each.
         at_most: The most that the peak can be, in bytes, where it was estimated or a GPU simulated;
             ``peak.total`` is the least. Both are equal unless a kernel or a library takes memory
@@ -210,7 +209,6 @@ class Result(JsonFields):
     counters: Counters | None = None
     has_backward: bool = True
     unexplained_bytes: int = field(default=0, metadata=SIGNED)
-    others_bytes: int = 0
     blind_spots: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     failed_passes: tuple[str, ...] = ()

@@ -33,7 +33,6 @@ FORMAT: Final = 4
 
 # The text of a BACKWARD_BEGIN mark when the backward pass itself is differentiated.
 CREATE_GRAPH: Final = "create_graph"
-# The text of a GRADIENT_PASSED mark is the name of the node that is handed its gradients.
 # The text of a STEP mark is whose step it is, this, and the number of the loop.
 LOOP: Final = " loop "
 # Between the names of overloads in a text.
@@ -54,16 +53,12 @@ class EventKind(enum.IntEnum):
 
 
 class Scope(enum.IntEnum):
-    """torch's ``RecordScope``, as far as the analysis looks at it.
-
-    UNOBSERVED is an operator of which the name is known, and at a CALL mark what it is called with.
-    """
+    """torch's ``RecordScope``, as far as the analysis looks at it."""
 
     FUNCTION = 0
     BACKWARD_FUNCTION = 1
     OTHER = 2
     NONE = 3
-    UNOBSERVED = 4
 
 
 class Role(enum.IntEnum):
@@ -116,8 +111,7 @@ class MarkKind(enum.IntEnum):
     OPTIMIZER_END = 8
     STORAGE_FREED = 9
     MODULE_SEEN = 10
-    GRADIENT_PASSED = 11
-    CALL = 12
+    CALL = 11
 
 
 class DeviceEventKind(enum.IntEnum):
@@ -225,8 +219,7 @@ class Trace:
             `events`, or -1 if only its time is known.
         owners: `OWNER`, which storages were held by whom at a mark; ``module`` is the ``id()`` of
             the module that holds it under ``name``, or 0. At a STORAGE_FREED mark: what was freed.
-            At a CALL mark: what the UNOBSERVED operator reads (USED) and writes to (WRITTEN), or
-            what a graph of inductor's is called with (USED).
+            At a CALL mark: what a graph of inductor's is called with (USED).
         module_edges: `MODULE_EDGE`, which module was found under which name of which parent
             (parent 0: a module that stood alone).
         compiled_lines: `COMPILED_LINE`, what a line of generated code stands for: the ``operator``

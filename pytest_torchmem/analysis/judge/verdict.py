@@ -43,10 +43,8 @@ from pytest_torchmem.values.units import format_apart, format_change, format_sha
 # A line that made one in so many of the growth is one that made the total grow.
 _EXPLAINS: Final = 4
 _FEW_NOTES: Final = 5
-# Numbers that memory which was left alive unseen would be part of, whatever it is for,
+# Numbers that memory which was left alive unseen would be part of, whatever it is for.
 _MAY_LACK: Final = ("total", Category.UNKNOWN.value, "retained", "net_retained")
-# and those with what another thread holds for a while: it may be of any category.
-_OF_A_MOMENT: Final = ("total", *(category.value for category in Category))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +233,7 @@ def _judge_limit(result: Result, key: str, limit_bytes: int) -> Finding | None:
 
 def _judge_unseen(result: Result, key: str, limit_bytes: int, margin_bytes: int) -> Finding | None:
     """Return a finding if memory that nobody saw may be more than is left below a limit."""
-    others_bytes = result.others_bytes if key in _OF_A_MOMENT else 0
-    left_bytes = result.unexplained_bytes if key in _MAY_LACK else 0
-    unseen_bytes = max(left_bytes, others_bytes)
+    unseen_bytes = result.unexplained_bytes if key in _MAY_LACK else 0
     if unseen_bytes <= margin_bytes:
         return None
     return _not_judged(

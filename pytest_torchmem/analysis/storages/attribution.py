@@ -17,7 +17,7 @@ from pytest_torchmem.analysis.events.op_tree import BACKWARD, PHASES, Annotation
 from pytest_torchmem.analysis.storages.evidence import Evidence
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source, common_module
 from pytest_torchmem.values.packed import Column, PackedColumn, by_row
-from pytest_torchmem.values.trace import EventKind, MarkKind, Ownership, Scope, are_among
+from pytest_torchmem.values.trace import EventKind, Ownership, Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Attribution:
             category,
             size_bytes=0,
             count=0,
-            operator=self._operator(chain, compiled, depth) or self._node(event),
+            operator=self._operator(chain, compiled, depth),
             module=held or self._traced_module(traced, event) or self._module(around),
             source=(compiled and compiled.source)
             or self._source(self._within_node(chain) if anchor is not None else [])
@@ -308,25 +308,6 @@ class Attribution:
             if not name.startswith(_ALLOCATORS):
                 return name
         return first
-
-    def _node(self, event: int) -> str:
-        """The node of the backward graph that was reached last, where no operator is observed."""
-        tree = self.evidence.tree
-        ranks, names = self._nodes_reached
-        before = int(np.searchsorted(ranks, tree.rank[event], side="right")) - 1
-        return names[before] if tree.phase[event] == BACKWARD and before >= 0 else ""
-
-    @cached_property
-    def _nodes_reached(self) -> tuple[NDArray[np.float64], list[str]]:
-        """Ranks at which nodes were handed their gradients, or a backward pass began: no node."""
-        trace, ranks = self.evidence.tree.trace, self.evidence.tree.mark_ranks
-        kinds = (MarkKind.GRADIENT_PASSED, MarkKind.BACKWARD_BEGIN)
-        rows = np.flatnonzero(are_among(trace.marks["kind"], kinds))
-        rows = rows[np.argsort(ranks[rows], kind="stable")]
-        passed = trace.marks["kind"][rows] == MarkKind.GRADIENT_PASSED
-        texts = trace.marks["text"][rows].tolist()
-        names = [trace.strings[t] if p else "" for t, p in zip(texts, passed, strict=True)]
-        return ranks[rows].astype(np.float64), names
 
     def _module(self, chain: list[int]) -> str:
         tree = self.evidence.tree

@@ -68,9 +68,8 @@ class Evidence:
         Operators name their inputs; compiled code does not. So two more things count as a use. A
         call of a module uses everything that the module and its children hold. A graph that was
         built in the window has used what it keeps, and the leaves that it gives gradients to; a
-        graph that an earlier test left behind has not. And no operator is observed within
-        ``torch.func``'s transforms, nor in fused kernels: there the recorder notes the arguments of
-        the call as USED or WRITTEN.
+        graph that an earlier test left behind has not. And no operator is observed in fused
+        kernels: there the recorder notes the arguments of the call as USED.
         """
         mentioned = self.window.holds(self._tensor_ranks)
         owners, at = self.tree.trace.owners, self._owner_ranks

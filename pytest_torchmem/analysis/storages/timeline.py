@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.op_tree import ascends
-from pytest_torchmem.analysis.storages.evidence import Evidence, RankWindow
+from pytest_torchmem.analysis.storages.evidence import Evidence
 from pytest_torchmem.analysis.storages.storages import BEFORE
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.packed import Column, in_pieces
@@ -196,26 +196,25 @@ class Reconciliation:
     def drift_bytes(self) -> int:
         """Largest difference between the recorded sizes and the allocator's own running total.
 
+        torch's profiler tells that total with each allocation; the recorder's library does not,
+        and then nothing can be said: 0.
+
         The allocator had 100 bytes before, and 4 came in between that nobody recorded::
 
             sizes      [+8, +2, -8]    sums          [8, 10, 2]
             totals                     [108, 114, 106]
             drift      [100, 104, 104], so 4 bytes
         """
-        # The total has what other threads hold, which `others_bytes` has.
-        if self._others:
+        table = self.evidence.tree.trace.allocations
+        if not any(total.any() for _, (total,) in in_pieces(table, "total_allocated")):
             return 0
         drifts: list[int] = []
-        for _, drift in self._drifts():
-            drifts += (int(drift.max()), int(drift.min()))
-        return max(drifts, default=0) - min(drifts, default=0)
-
-    def _drifts(self) -> Iterator[tuple[Column, NDArray[np.int64]]]:
-        """Yield the rows of the device's allocations, in order, and the total less what we saw."""
         recorded = 0
-        for events, size, total in self._sizes_and_totals():
-            yield events, total - np.cumsum(size) - recorded
+        for size, total in self._sizes_and_totals():
+            drift = total - np.cumsum(size) - recorded
+            drifts += (int(drift.max()), int(drift.min()))
             recorded += int(size.sum())
+        return max(drifts, default=0) - min(drifts, default=0)
 
     def _sizes_and_totals(self) -> Iterator[list[Column]]:
         """Yield what the device's allocations have of both, in the order of ranks, in pieces."""
@@ -227,7 +226,7 @@ class Reconciliation:
             is_plain &= ascends(ranks) and not np.any((size > 0) & (total == 0))
             last = ranks[-1]
         if is_plain:
-            yield from (found for _, found in in_pieces(table, *columns))
+            yield from (found for _, (_, *found) in in_pieces(table, *columns))
             return
         is_mine = table["device"] == self.evidence.device
         event, size, total = (table[name] for name in columns)
@@ -236,7 +235,7 @@ class Reconciliation:
         rows = np.flatnonzero(is_mine & ~np.isin(table["ptr"], table["ptr"][is_other]))
         rows = rows[np.argsort(rank[event[rows]])]
         if len(rows):
-            yield [event[rows], size[rows], total[rows]]
+            yield [size[rows], total[rows]]
 
     @cached_property
     def unseen_bytes(self) -> int:
@@ -253,86 +252,6 @@ class Reconciliation:
         unseen = owners[rows[~np.array(within, np.bool_)]]
         sizes = dict(zip(unseen["ptr"].tolist(), unseen["size_bytes"].tolist(), strict=True))
         return sum(sizes.values())
-
-    def others_bytes(self, window: RankWindow) -> int:
-        """The most by which memory that other threads made rose within a window.
-
-        Where they held 0 4 1 9 bytes it rose by 8, from 1 to 9: the one was there before.
-        """
-        rises = [0]
-        for ranks, changes in self._others:
-            first = np.searchsorted(ranks, window.begin)
-            last = np.searchsorted(ranks, window.end, side="right")
-            held = np.cumsum(np.append(0, changes[first:last]))
-            rises.append(int((held - np.minimum.accumulate(held)).max()))
-        return max(rises)
-
-    @cached_property
-    def _others(self) -> list[tuple[NDArray[np.float64], NDArray[np.int64]]]:
-        """Changes of the memory of other threads, in order: as counted there, and as seen here.
-
-        The recorded thread frees some of it, too. Ranks, and bytes below zero for a free: shape
-        (N,) each. Empty where nobody asked what other threads hold.
-        """
-        tree, storages = self.evidence.tree, self.evidence.storages
-        others = tree.trace.meta.get("other_threads", {"times_ns": (), "held_bytes": ()})
-        found = []
-        if others["times_ns"]:
-            ranks = tree.ranks_at(np.array(others["times_ns"], np.int64))
-            found.append((ranks, np.diff([0, *others["held_bytes"]])))
-        if tree.trace.meta.get("totals_of_all_threads"):
-            found.append(self._seen_of_others())
-        # What is freed alone makes nothing rise.
-        if not any(np.any(changes > 0) for _, changes in found):
-            return found
-        foreign = self.evidence.foreign & np.isfinite(storages.died)
-        again, sizes = self._freed_again
-        return [
-            _in_order(
-                np.concatenate([ranks, storages.died[foreign], again]),
-                np.concatenate([changes, -storages.size_bytes[foreign], sizes]),
-            )
-            for ranks, changes in found
-        ]
-
-    def _seen_of_others(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Changes of what other threads hold, told by a total that counts every thread.
-
-        It is known where the recorded thread allocates or frees. Threads that share an operator's
-        work have scratch of their own, so the least within an operator counts::
-
-            operator   [a, a, b, -1]
-            drift      [0, 7, 0, 50]    the total less what was recorded
-            others     [0,    0, 50], so a change of 50 at the last
-        """
-        tree, last = self.evidence.tree, None
-        ranks, changes = [np.zeros(0)], [np.zeros(0, np.int64)]
-        for events, drift in self._drifts():
-            operator = tree.leaf[events]
-            begins = np.append(True, (operator[1:] != operator[:-1]) | (operator[1:] < 0))
-            rows = np.flatnonzero(begins)
-            held = np.minimum.reduceat(drift, rows)
-            change = np.diff(held, prepend=held[0] if last is None else last)
-            last = held[-1]
-            ranks.append(tree.rank[events[rows[change != 0]]].astype(np.float64))
-            changes.append(change[change != 0])
-        return np.concatenate(ranks), np.concatenate(changes)
-
-    @property
-    def _freed_again(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Frees at an address that was freed just before: somebody else allocated in between.
-
-        Ranks, and bytes below zero: shape (N,) each.
-        """
-        tree = self.evidence.tree
-        table = tree.trace.allocations
-        rows = np.flatnonzero(table["device"] == self.evidence.device)
-        ranks, ptr = tree.rank[table["event"][rows]], table["ptr"][rows]
-        order = np.lexsort((ranks, ptr))
-        ptr, size = ptr[order], table["size_bytes"][rows[order]]
-        again = np.zeros(len(ptr), np.bool_)
-        again[1:] = (ptr[1:] == ptr[:-1]) & (size[1:] < 0) & (size[:-1] < 0)
-        return ranks[order][again].astype(np.float64), size[again]
 
     @cached_property
     def foreign_is_used(self) -> bool:
@@ -390,7 +309,6 @@ class Reconciliation:
                 f"{format_size(self.unseen_bytes)} that are alive at the end were made unseen by "
                 "another thread, or by another allocator such as numpy's or shared memory"
             )
-        yield from self._of_other_threads()
         if self.drift_bytes:
             yield f"{format_size(self.drift_bytes)} do not reconcile with the allocator's own total"
         elif self.unrecorded_bytes:
@@ -400,28 +318,3 @@ class Reconciliation:
             )
         for device, size_bytes in self.elsewhere.items():
             yield f"{format_size(size_bytes)} were allocated on {device}, which is not measured"
-
-    def _of_other_threads(self) -> Iterator[str]:
-        meta = self.evidence.tree.trace.meta
-        if others := self.others_bytes(self.evidence.window):
-            whose = ", ".join(meta["other_threads"]["names"]) or "threads that nobody follows"
-            yield f"other threads held {format_size(others)} that are not in the figures: {whose}"
-        if threads := meta.get("unseen_threads", ()):
-            yield f"memory of other threads is not in the figures: {', '.join(threads)} ran torch"
-        if threads := meta.get("unfollowed_threads", ()):
-            yield (
-                "memory of other threads may be missing from the figures: "
-                f"{', '.join(threads)} made too many calls to be followed"
-            )
-        if meta.get("unknown_threads", 0):
-            yield (
-                "memory of other threads may be missing from the figures: a thread that Python's "
-                "`threading` did not start, such as one of a library in C, called Python"
-            )
-
-
-def _in_order(
-    ranks: NDArray[np.float64], changes: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    order = np.argsort(ranks, kind="stable")
-    return ranks[order], changes[order]

@@ -171,6 +171,12 @@ class RowReader:
         events["is_operator"][operators] = is_operator
         events["scope"][operators] = np.minimum(scopes, Scope.OTHER)
         events["sequence"][operators] = rows["value"][operators]
+        # As in torch's own tree, the evaluation of a node has the node's number.
+        nodes = operators[scopes == Scope.BACKWARD_FUNCTION][::-1]
+        around = events["parent"][nodes]
+        evaluated = (around >= 0) & (rows["kind"][around] == EventKind.TORCH_OP)
+        evaluated &= (rows["scope"][around] == Scope.FUNCTION) & (rows["value"][around] < 0)
+        events["sequence"][around[evaluated]] = events["sequence"][nodes[evaluated]]
         overloads = np.empty(len(operators), OVERLOAD)
         overloads["event"], overloads["names"] = operators, table[:, 2]
         overloads["writes"] = table[:, 3]

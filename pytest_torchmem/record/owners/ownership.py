@@ -40,10 +40,10 @@ from pytest_torchmem.record.recorded_tables import Rows, StringTable
 from pytest_torchmem.record.torch_api import autograd, memory
 from pytest_torchmem.record.torch_api.modules import (
     CONVERT,
-    attributes_of,
     buffers_of,
     groups_of,
     main_gradient_of,
+    own_values_of,
     parameters_of,
     state_of,
     submodules_of,
@@ -420,7 +420,7 @@ class OwnershipWatch:
                 self._log.owner(mark, Ownership.PARAMETER, parameter)
                 if (gradient := autograd.gradient_of(parameter)) is not None:
                     self._log.owner(mark, Ownership.GRADIENT, gradient)
-            for state in (*state_of(optimizer).values(), *attributes_of(optimizer)):
+            for state in (*state_of(optimizer).values(), *own_values_of(optimizer)):
                 self._log.owned(mark, Ownership.OPTIMIZER_STATE, tensors_within(state))
 
     def _follow_storages(self, holder: torch.Tensor | torch.UntypedStorage) -> None:

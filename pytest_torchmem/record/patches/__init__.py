@@ -85,7 +85,11 @@ PATCHES: Final = (
     Patch(compiler.END_CALLBACK, _COMPILED, How.ADDED),
     Patch(compiler.CLEAR_CALLBACKS, "Keeps our callbacks when the compiler is reset in a body."),
     *(Patch(name, "Takes hooks out while dynamo looks at frames.") for name in compiler.SETTERS),
-    Patch(compiler.RUN_GRAPH, "Tells what is given to fused kernels: no operator reads it."),
+    Patch(
+        compiler.RUN_GRAPH,
+        "Tells what is given to fused kernels: no operator reads it.",
+        releases="once inductor is imported",
+    ),
 )
 _LISTED: Final = frozenset(patch.name for patch in PATCHES)
 

@@ -63,7 +63,7 @@ def state_of(optimizer: torch.optim.Optimizer) -> Mapping[object, object]:
 _OF_TORCH: Final = frozenset({"defaults", "param_groups", "state"})
 
 
-def attributes_of(optimizer: torch.optim.Optimizer) -> list[object]:
+def own_values_of(optimizer: torch.optim.Optimizer) -> list[object]:
     """The values of an optimizer's own attributes, beside those that torch gives each."""
     return [value for name, value in vars(optimizer).items() if name not in _OF_TORCH]
 

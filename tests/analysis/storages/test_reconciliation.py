@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchmem.analysis.pipeline import analyze_trace
-from pytest_torchmem.analysis.storages.timeline import Reconciliation
 from pytest_torchmem.values.trace import MarkKind, Ownership
 from tests.builders import Block, TraceBuilder
 
@@ -82,55 +81,14 @@ def test_what_survives_right_behind_a_storage_is_no_part_of_it(offset, unseen_by
     assert analyze_trace(builder.build()).unexplained_bytes == unseen_bytes
 
 
-def test_a_total_of_all_threads_tells_what_others_hold_between_operators():
-    """Threads that share an operator's work have 700 B of scratch while its second event comes."""
+def test_frees_without_a_total_say_nothing_of_what_reconciles():
+    """The recorder's library tells no totals; what was there before is freed with its size."""
     builder = TraceBuilder()
-    with builder.op("aten::softmax"):
-        builder.alloc(10)
-        builder.free(builder.alloc(20))
-    first = builder.alloc(30)
-    builder.free(first)
-    builder.alloc(40)
-    trace = builder.build()
-    seen = [10, 30, 10, 40, 10, 50]
-    others = [0, 700, 0, 50, 50, 8]
-    trace.allocations["total_allocated"] = [100 + a + b for a, b in zip(seen, others, strict=True)]
-    assert analyze_trace(trace).unexplained_bytes == 700
-    trace.meta["totals_of_all_threads"] = True
-    profile = analyze_trace(trace)
-    assert (profile.others_bytes, profile.unexplained_bytes) == (50, 0)
-
-
-def test_what_others_free_is_not_looked_for_where_they_make_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The look takes as much memory as all else that a long body's allocations need."""
-    monkeypatch.setattr(Reconciliation, "_freed_again", property(lambda _: pytest.fail("a look")))
-    builder = TraceBuilder()
-    builder.free(builder.alloc(10))
-    trace = builder.build()
-    trace.meta["totals_of_all_threads"] = True
-    trace.allocations["total_allocated"] = [110, 100]
-    profile = analyze_trace(trace)
-    assert (profile.others_bytes, profile.unexplained_bytes) == (0, 0)
-    trace.allocations["total_allocated"] = [110, 104]
-    with pytest.raises(pytest.fail.Exception):
-        analyze_trace(trace).others_bytes  # noqa: B018 - it is computed when asked for
-
-
-def test_what_a_thread_made_is_gone_once_the_recorded_one_frees_it():
-    builder = TraceBuilder()
+    before = [builder.existing(size, Ownership.PARAMETER) for size in (100, 200)]
     builder.alloc(10)
-    for _ in range(2):
-        made = builder.unheard_of(500)
-        with builder.op("aten::sum", reads=[made]):
-            pass
-        builder.free(made)
+    for block in before:
+        builder.free(block)
     trace = builder.build()
-    trace.meta["totals_of_all_threads"] = trace.meta["live_at_start_known"] = True
-    # The second was made when the first was gone.
-    trace.allocations["total_allocated"] = [10, 10, 10]
-    assert analyze_trace(trace).others_bytes == 500
-    # Both were there at the same time.
-    trace.allocations["total_allocated"] = [10, 510, 10]
-    assert analyze_trace(trace).others_bytes == 1000
+    assert analyze_trace(trace).result().blind_spots == ()
+    trace.allocations["total_allocated"] = [310, 210, 14]
+    assert analyze_trace(trace).unexplained_bytes == 4
