@@ -27,11 +27,13 @@ class Gaps:
         scratch: For each library, how often it was called and would have wanted scratch memory.
         bounded: How often that was of a size that is known to be below some number.
         reads: How often the host read values that are not exact.
+        decisions: How often a shape, a count or a branch was chosen by what nobody computed.
     """
 
     scratch: tuple[int, ...] = ()
     bounded: int = 0
     reads: int = 0
+    decisions: int = 0
 
 
 def gaps_so_far() -> Gaps:
@@ -44,11 +46,12 @@ def gaps_so_far() -> Gaps:
         # Where torch has loaded the runtime, its symbols are global.
         runtime = ctypes.CDLL(None)
         scratch, reads = runtime.torchmem_unknown_scratch, runtime.torchmem_unknown_reads
+        decisions = runtime.torchmem_decisions
     except AttributeError:
         return Gaps()
-    scratch.restype = reads.restype = ctypes.c_long
+    scratch.restype = reads.restype = decisions.restype = ctypes.c_long
     counts = tuple(int(scratch(number)) for number in range(len(_LIBRARIES)))
-    return Gaps(counts, _bounded_scratch(0, 0, None), int(reads()))
+    return Gaps(counts, _bounded_scratch(0, 0, None), int(reads()), int(decisions()))
 
 
 def bounded_scratch(before: Gaps, device: str) -> list[tuple[int, int]]:
@@ -90,7 +93,7 @@ def inexact_reads_sentence(before: Gaps) -> str:
     """Return a sentence if values that are not exact were read since ``before``, or ``""``."""
     if not (reads := gaps_so_far().reads - before.reads):
         return ""
-    line = _line_of_read(before.reads)
+    line = _noted_line("torchmem_unknown_read_line", before.reads)
     return (
         f"the body read values that are not exact on a simulated GPU {_times(reads)}"
         f"{f', first in {line}' if line else ''}; "
@@ -98,11 +101,25 @@ def inexact_reads_sentence(before: Gaps) -> str:
     )
 
 
-def _line_of_read(number: int) -> str:
-    """Return the line of the program that read a value, as a path from here; ``""`` if none did."""
+def decision_sentence(before: Gaps) -> str:
+    """Return a sentence if what nobody computed has decided since ``before``, or ``""``.
+
+    The memory of such a body may be any other: a loop that finds no work takes none.
+    """
+    if not (decisions := gaps_so_far().decisions - before.decisions):
+        return ""
+    line = _noted_line("torchmem_decision_line", before.decisions)
+    return (
+        f"a shape, a count or a branch rests {_times(decisions)} on values that a simulated GPU "
+        f"did not compute{f', first in {line}' if line else ''}: a GPU may take any other memory"
+    )
+
+
+def _noted_line(symbol: str, number: int) -> str:
+    """Return a line of the program that was noted, as a path from here; ``""`` if none was."""
     import ctypes
 
-    line_of = ctypes.CDLL(None).torchmem_unknown_read_line
+    line_of = getattr(ctypes.CDLL(None), symbol)
     line_of.restype = ctypes.c_char_p
     file, _, line = line_of(ctypes.c_long(number)).decode(errors="replace").rpartition(":")
     if not file:
@@ -132,5 +149,5 @@ def with_gaps(
         result = replace(result, at_most=most_with(scratch) if scratch else result.peak.total)
     told = [result.interval and f"{result.interval}: {_WHY}"]
     if not result.name:
-        told += [*lower, inexact_reads_sentence(before)]
+        told += [*lower, decision_sentence(before), inexact_reads_sentence(before)]
     return replace(result, blind_spots=(*result.blind_spots, *filter(None, told)))

@@ -49,6 +49,10 @@ class SimulationError(TorchmemError, slug="not-simulated"):
     """A GPU that cannot be simulated."""
 
 
+class NotComputedError(TorchmemError, slug="not-computed"):
+    """A body whose memory rests on values that a simulated GPU did not compute."""
+
+
 class TraceError(TorchmemError, slug="bad-trace"):
     """A stored trace that cannot be read."""
 

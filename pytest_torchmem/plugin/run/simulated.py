@@ -9,12 +9,18 @@ from collections.abc import Generator
 import pytest
 
 from pytest_torchmem.plugin.options.option_table import simulation_asked
+from pytest_torchmem.plugin.stash import BODY
 from pytest_torchmem.simulate import GPU_VARIABLE
-from pytest_torchmem.simulate.gaps import Gaps, gaps_so_far, inexact_reads_sentence
+from pytest_torchmem.simulate.gaps import (
+    Gaps,
+    decision_sentence,
+    gaps_so_far,
+    inexact_reads_sentence,
+)
 from pytest_torchmem.simulate.gpus import parse_gpu
 from pytest_torchmem.simulate.process import notice, parse_world, variables
 from pytest_torchmem.simulate.torch_builds import torch_build
-from pytest_torchmem.values.errors import SimulationError
+from pytest_torchmem.values.errors import NotComputedError, SimulationError
 
 
 def start_again(config: pytest.Config) -> None:
@@ -66,6 +72,9 @@ class InexactReads:
                 self._note(item, before, ", and the assertion may have failed for that")
             raise
         self._note(item, before, "")
+        body = item.stash.get(BODY, None)
+        if body and not body.is_off and (decided := decision_sentence(before)):
+            raise pytest.fail.Exception(str(NotComputedError(decided)), pytrace=False)
         return outcome
 
     def _note(self, item: pytest.Item, before: Gaps, consequence: str) -> None:

@@ -213,6 +213,29 @@ Stack mm_with_packed_int4(const Stack& given) {
   return {left.to(at::kFloat).matmul(weight.flatten(1).t()).to(left.scalar_type())};
 }
 
+// The GPU casts within: half precision in, single precision out. The kernel of the CPU refuses that.
+at::Tensor cast_before(const Stack& given) {
+  return given[2].toBool() ? given[0].toTensor().to(at::kFloat) : given[0].toTensor();
+}
+Stack softmax(const Stack& given) { return {at::_softmax(cast_before(given), given[1].toInt(), false)}; }
+Stack log_softmax(const Stack& given) {
+  return {at::_log_softmax(cast_before(given), given[1].toInt(), false)};
+}
+
+// The gradient, what forward returned, the axis, and what forward was given.
+Stack softmax_backward(const Stack& given) {
+  const at::Tensor gradient = given[0].toTensor();
+  const at::Tensor of_input = at::_softmax_backward_data(gradient, given[1].toTensor(), given[2].toInt(),
+                                                         gradient.scalar_type());
+  return {of_input.to(given[3].toScalarType())};
+}
+Stack log_softmax_backward(const Stack& given) {
+  const at::Tensor gradient = given[0].toTensor();
+  const at::Tensor of_input = at::_log_softmax_backward_data(gradient, given[1].toTensor(), given[2].toInt(),
+                                                             gradient.scalar_type());
+  return {of_input.to(given[3].toScalarType())};
+}
+
 // Forward keeps something for backward on the CPU alone.
 Stack log_sigmoid_backward(const Stack& given) {
   return {given[0].toTensor() * (-given[1].toTensor()).sigmoid()};

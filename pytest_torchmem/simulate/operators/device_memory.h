@@ -7,8 +7,12 @@ extern "C" {
 
 // Whether every byte was copied, set, or computed from such.
 int torchmem_is_known(const void* start, size_t bytes);
+// Whether any byte would have been written by a kernel that computed nothing, or rests on such.
+int torchmem_is_missing(const void* start, size_t bytes);
 // Bytes were computed, and stand there.
-void torchmem_note_values(void* start, size_t bytes, int exact);
+void torchmem_note_values(void* start, size_t bytes, int exact, int rests_on_missing);
+// A shape, a count or a branch is chosen by what nobody computed.
+void torchmem_note_decision();
 // A kernel would have written bytes that are not known; they read zero from now on.
 void torchmem_forget_values(void* start, size_t bytes);
 // How often this thread copied or set device memory.

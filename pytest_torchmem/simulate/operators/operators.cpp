@@ -22,9 +22,12 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <deque>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -130,11 +133,15 @@ at::Generator draw_like(const IValue& given, at::DeviceIndex device) {
   return at::detail::createCPUGenerator(seed);
 }
 
-// The host's own generator, as it was, after what drew from it for the GPU.
+// The host's own generator, which a kernel draws from that takes none: it stands where the GPU's does, and is
+// as it was afterwards.
 class HostGeneratorKept {
  public:
-  explicit HostGeneratorKept(bool needed) {
-    if (needed) state_ = at::detail::getDefaultCPUGenerator().get_state();
+  HostGeneratorKept(bool needed, const at::Generator& drawn_like) {
+    if (!needed) return;
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    state_ = generator.get_state();
+    generator.set_state(drawn_like.get_state());
   }
   ~HostGeneratorKept() {
     if (state_.defined()) {
@@ -149,6 +156,28 @@ class HostGeneratorKept {
 
 // --- a call -------------------------------------------------------------------------------------------
 
+// Of more, the first one is chosen: to look at all of them takes too long.
+constexpr size_t kMostChosenFrom = 256 * kMiB;
+
+size_t number_in(const char* path, const std::string& name) {
+  std::ifstream file(path);
+  std::string word;
+  while (file >> word) {
+    if (name.empty()) return std::strtoull(word.c_str(), nullptr, 10);
+    if (word == name && file >> word) return std::strtoull(word.c_str(), nullptr, 10);
+  }
+  return 0;
+}
+
+// How many bytes one call may read and write on the host: a quarter of what is free there, also of what a
+// control group leaves.
+size_t room_on_host() {
+  size_t room = number_in("/proc/meminfo", "MemAvailable:") * kKiB;
+  const size_t most = number_in("/sys/fs/cgroup/memory.max", "");
+  if (most) room = std::min(room, most - std::min(most, number_in("/sys/fs/cgroup/memory.current", "")));
+  return room / 4;
+}
+
 bool says_out_of_bounds(const std::string& error) {
   for (const char* words : {"out of bounds", "out of range", "invalid max index", "between 0 and 1"}) {
     if (error.find(words) != std::string::npos) return true;
@@ -159,21 +188,22 @@ bool says_out_of_bounds(const std::string& error) {
 class Call {
  public:
   Call(const Operator& op, const Stack& arguments) : op_(op), arguments_(arguments) {
-    small_ = op.on_cpu || op.rule.compute;
+    computable_ = op.on_cpu || op.rule.compute;
     for (size_t at = 0; at < arguments_.size(); ++at) {
       for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
         if (device_ < 0) device_ = tensor.device().index();
         count(tensor);
-        if (!small_ || op_.out[at] || leaves_out(*op_.schema, arguments_, at)) return;
+        if (!computable_ || op_.out[at] || leaves_out(*op_.schema, arguments_, at)) return;
         const bool exact = is_exact(tensor);
         exact_ = exact_ && exact;
+        missing_ = missing_ || (!exact && is_missing(tensor));
         if (at::isIntegralType(tensor.scalar_type(), false)) (exact ? indexed_ : lost_) = true;
       });
       if (arguments_[at].isDevice() && device_ < 0) device_ = arguments_[at].toDevice().index();
     }
     if (op_.random) exact_ = false;
-    if (op_.rule.looks_for_overflow && !exact_) small_ = false;
-    if (!small_) {
+    if (op_.rule.looks_for_overflow && !exact_) computable_ = false;
+    if (!is_computed()) {
       answer_anyhow();
       return;
     }
@@ -204,21 +234,23 @@ class Call {
   void finish(const Stack& returned, long writes) {
     if (op_.rule.runtime_writes && torchmem_writes() != writes) return;
     for (const IValue& value : returned) for_each_on_gpu(value, [&](auto& out) { count(out); });
-    const bool computed = small_ && (computed_ || compute());
+    const bool computed = is_computed() && (computed_ || compute());
     saved_.clear();
     computed ? deliver(returned) : forget(returned);
+    // A shape that rests on what nobody computed: the GPU would have made another one.
+    if (op_.rule.tells_shape && (missing_ || !computed)) torchmem_note_decision();
     if (!computed && failed_assertion_.empty()) {
       failed_assertion_ = op_.rule.index_out_of_bounds(arguments_);
     }
-    if (op_.rule.finds_all && (!computed || (op_.rule.is_check && !exact_))) pass(returned);
+    if (op_.rule.finds_all && (!computed || missing_ || (op_.rule.is_check && !exact_))) pass(returned);
   }
 
   // Whether all that it is given is exact, and small enough to be computed.
-  bool knows_all() const { return small_ && exact_; }
+  bool knows_all() const { return is_computed() && exact_; }
 
   // What another library's kernel has returned is as long as values say that it did not know.
   void resize(Stack* stack, size_t below) {
-    if (!small_ || !(computed_ || compute())) return;
+    if (!is_computed() || !(computed_ || compute())) return;
     for (size_t at = 0; at < results_.size(); ++at) {
       IValue& returned = (*stack)[below + at];
       if (!results_[at].isTensor() || !returned.isTensor() || !is_on_gpu(returned.toTensor())) continue;
@@ -244,8 +276,18 @@ class Call {
   void count(const at::Tensor& tensor) {
     const size_t bytes = bytes_of(tensor);
     total_ += bytes;
-    small_ = small_ && bytes <= op_.rule.most_bytes(tensor.scalar_type()) &&
-             (op_.rule.compares || total_ <= 8 * kMiB);
+    is_small_ = is_small_ && bytes <= op_.rule.most_bytes(tensor.scalar_type()) &&
+                (op_.rule.compares || total_ <= 8 * kMiB);
+    integers_ = integers_ && at::isIntegralType(tensor.scalar_type(), true);
+  }
+
+  // Integers and masks decide shapes, counts and branches, and cost no more than their bytes: they are
+  // computed at any size, and so is what chooses among values. What rests on nothing is not worth it.
+  bool is_computed() const {
+    if (!computable_) return false;
+    if (is_small_) return true;
+    const bool decides = integers_ || op_.rule.chooses || op_.rule.compares || op_.rule.looks;
+    return decides && op_.of_torch && !op_.rule.heavy && !missing_ && total_ <= room_on_host();
   }
 
   // In `torch.exp(x, out=x)` what stood where it writes does matter.
@@ -297,7 +339,7 @@ class Call {
         drawn = drawn || draws;
         results.push_back(draws ? IValue(generator_) : seen_from_host(arguments_[at], taken));
       }
-      const HostGeneratorKept kept(op_.random && !drawn);
+      const HostGeneratorKept kept(op_.random && !drawn, generator_);
       // What computes instead returns what this operator is to write.
       Stack outs;
       if (op_.rule.stand_in || op_.rule.compute) {
@@ -350,6 +392,19 @@ class Call {
     op_.rule.find_no_infinity(arguments_, returned);
   }
 
+  // Of values that nobody computed any choice is as good as another, and whether they are finite is
+  // told as it should be: what follows from that is a value like one that was drawn.
+  bool rests_on_missing(const at::Tensor& out) const {
+    if (!missing_ || op_.rule.finds_all) return false;
+    return !is_choice(out) && !op_.rule.is_never_in_doubt(arguments_);
+  }
+
+  // A place among values that are no integers.
+  bool is_choice(const at::Tensor& out) const {
+    return op_.rule.chooses && at::isIntegralType(out.scalar_type(), false) &&
+           !at::isIntegralType(arguments_[0].toTensor().scalar_type(), true);
+  }
+
   void deliver(const at::Tensor& result, const at::Tensor& target) {
     // The kernels of the CPU and of the GPU leave some results out, each others.
     if (!result.defined() || result.sizes() != target.sizes()) return forget_values(target);
@@ -360,7 +415,7 @@ class Call {
 
   void settle(const at::Tensor& tensor) {
     if (!exact_) make_finite(on_host(tensor));
-    note_values(tensor, exact_);
+    note_values(tensor, exact_, rests_on_missing(tensor));
   }
 
   void forget(const Stack& returned) {
@@ -373,6 +428,14 @@ class Call {
       if (at < declared.size() && declared[at].alias_info()) continue;
       for_each_on_gpu(returned[at], [&](const at::Tensor& out) {
         if (!was_given(out)) forget_values(out);
+      });
+    }
+    if (!op_.rule.chooses) return;
+    const Unobserved unobserved;
+    if (total_ <= kMostChosenFrom) op_.rule.choose(arguments_, returned);
+    for (const IValue& value : returned) {
+      for_each_on_gpu(value, [&](const at::Tensor& out) {
+        if (is_choice(out)) note_values(out, false);
       });
     }
   }
@@ -406,7 +469,8 @@ class Call {
   std::string failed_assertion_;
   int device_ = -1;
   size_t total_ = 0;
-  bool small_, exact_ = true, computed_ = false, answers_ = false;
+  bool computable_, is_small_ = true, integers_ = true;
+  bool exact_ = true, missing_ = false, computed_ = false, answers_ = false;
   bool indexed_ = false, lost_ = false;  // integers are given that are exact, and that are not
 };
 
@@ -512,6 +576,9 @@ void run(const Handle& handle, const Operator& op, c10::DispatchKeySet keys, Sta
 // goes on.
 void run_read(const Handle& handle, const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
   const at::Tensor tensor = stack->back().toTensor();
+  // A number is shown or compared by somebody who knows that it is none; a count and a branch are not.
+  const bool decides = at::isIntegralType(tensor.scalar_type(), true);
+  if (decides && is_on_gpu(tensor) && is_missing(tensor)) torchmem_note_decision();
   op.kernel.callBoxed(handle, keys, stack);
   const IValue& read = stack->back();
   if (read.isDouble() && std::isinf(read.toDouble()) && is_on_gpu(tensor) && !is_exact(tensor)) {

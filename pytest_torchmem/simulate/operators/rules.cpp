@@ -8,6 +8,7 @@
 #include <ATen/ops/nan_to_num_ops.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -51,6 +52,18 @@ const Names kHostReads = {
 
 const Names kCompares = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isposinf", "isneginf", "logical_not",
                          "equal"};
+
+const Names kTellShape = {"nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive",
+                          "unique_dim_consecutive"};
+
+const Names kChoose = {"topk", "sort", "argsort", "argmax", "argmin", "max", "min", "kthvalue", "median",
+                       "nanmedian", "multinomial", "mode"};
+
+// These, too, cost no more than the bytes of what they compare.
+const Names kLook = {"isfinite", "isinf", "isin", "searchsorted", "bucketize", "any", "all",
+                     "count_nonzero", "nonzero", "_unique*", "unique_*"};
+
+const Names kLookForNan = {"isnan", "isinf", "isfinite", "isposinf", "isneginf"};
 
 const Names kRuntimeWrites = {"copy_", "fill_", "zero_"};
 const Names kOverwrites = {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_",
@@ -157,6 +170,10 @@ const Composed kComposed[] = {
     {"_flash_attention_backward", flash_attention_of_packed_backward, {4, 5, 12, 13}},
     {"_efficient_attention_forward", efficient_attention_of_packed},
     {"_efficient_attention_backward", efficient_attention_of_packed_backward, {5, 10, 12, 13}},
+    {"_softmax", softmax},
+    {"_log_softmax", log_softmax},
+    {"_softmax_backward_data", softmax_backward},
+    {"_log_softmax_backward_data", log_softmax_backward},
     {"log_sigmoid_backward", log_sigmoid_backward, {2}},
     {"_fused_rms_norm_backward", rms_norm_backward},
     {"_embedding_bag", embedding_bag},
@@ -243,6 +260,14 @@ size_t Rule::most_bytes(at::ScalarType type) const {
   return at::isIntegralType(type, true) ? 4 * kMiB : kMiB;
 }
 
+bool Rule::is_never_in_doubt(const Arguments& given) const {
+  if (looks_for_nan) return true;
+  if (!(finds_equal || finds_other)) return false;
+  if (given[1].isDouble()) return std::isinf(given[1].toDouble());
+  if (!given[0].isTensor() || !given[1].isTensor()) return false;
+  return given[0].toTensor().is_same(given[1].toTensor());
+}
+
 long Rule::answer(const Arguments& given, const Arguments& results) const {
   if (counts_changes) return most_changes(on_host(given[0].toTensor()), given[1].toInt());
   return results[0].isBool() ? results[0].toBool() : results[0].toTensor().size(0);
@@ -307,6 +332,10 @@ Rule rule_of(const std::string& name) {
   rule.host_reads = is_one_of(name, kHostReads);
   rule.counts_changes = is_one_of(name, {"mode"});
   rule.compares = is_one_of(name, kCompares);
+  rule.tells_shape = is_one_of(name, kTellShape);
+  rule.chooses = is_one_of(name, kChoose);
+  rule.looks = is_one_of(name, kLook);
+  rule.looks_for_nan = is_one_of(name, kLookForNan);
   rule.finds_equal = is_one_of(name, {"eq"});
   rule.finds_other = is_one_of(name, {"ne"});
   rule.is_check = is_one_of(name, {"_is_all_true"});

@@ -22,7 +22,11 @@ struct Rule {
   bool heavy = false;             // takes more time than it has bytes
   bool host_reads = false;        // its kernel's host part reads a number: a length, or equality
   bool counts_changes = false;    // the number is how often a sorted row changes
+  bool tells_shape = false;       // its kernel's host part reads how long its result is
   bool compares = false;          // returns a mask: as many numbers are compared as a mask may have
+  bool chooses = false;           // returns places, of the largest or of those that are drawn
+  bool looks = false;             // finds values, or says that there are some
+  bool looks_for_nan = false;     // says which values are finite, or none
   bool finds_equal = false;       // says which values are equal to another, or
   bool finds_other = false;       // which are not
   bool finds_all = false;         // says whether all of a mask is set
@@ -45,6 +49,8 @@ struct Rule {
 
   // How many bytes a tensor may have for the operator to be computed.
   size_t most_bytes(at::ScalarType type) const;
+  // Whether its answer is the same for whatever values: whether they are finite, or equal themselves.
+  bool is_never_in_doubt(const Arguments& given) const;
   // The number that is read back, of what the CPU's kernel was given and returned.
   long answer(const Arguments& given, const Arguments& results) const;
   // The same where no value is known: all values differ in a row, and two tensors are equal.

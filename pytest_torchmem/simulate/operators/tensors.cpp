@@ -81,19 +81,28 @@ bool is_exact(const at::Tensor& tensor) {
   return seen && exact;
 }
 
-void note_values(const at::Tensor& tensor, bool exact) {
+bool is_missing(const at::Tensor& tensor) {
+  bool missing = false;
   const bool seen = for_each_run(tensor, [&](char* start, size_t bytes) {
-    torchmem_note_values(start, bytes, exact);
+    missing = missing || torchmem_is_missing(start, bytes);
+  });
+  return seen ? missing : torchmem_is_missing(tensor.const_data_ptr(), span_of(tensor));
+}
+
+void note_values(const at::Tensor& tensor, bool exact, bool rests_on_missing) {
+  const bool seen = for_each_run(tensor, [&](char* start, size_t bytes) {
+    torchmem_note_values(start, bytes, exact, rests_on_missing);
   });
   // Between the runs lies what another tensor may hold: its values stay, and count as not exact.
   if (!seen) {
-    torchmem_note_values(const_cast<void*>(tensor.const_data_ptr()), span_of(tensor), false);
+    torchmem_note_values(const_cast<void*>(tensor.const_data_ptr()), span_of(tensor), false,
+                         rests_on_missing);
   }
 }
 
 void forget_values(const at::Tensor& tensor) {
   if (for_each_run(tensor, torchmem_forget_values, kMostForgotten)) return;
-  torchmem_note_values(const_cast<void*>(tensor.const_data_ptr()), span_of(tensor), false);
+  torchmem_note_values(const_cast<void*>(tensor.const_data_ptr()), span_of(tensor), false, true);
 }
 
 namespace {

@@ -24,8 +24,11 @@ inline at::Tensor on_host(const at::Tensor& tensor) { return seen_on(tensor, at:
 // Whether every value was copied, set, or computed from such values.
 bool is_exact(const at::Tensor& tensor);
 
+// Whether a value is none that was computed, or rests on such.
+bool is_missing(const at::Tensor& tensor);
+
 // Says that the values that stand there were computed.
-void note_values(const at::Tensor& tensor, bool exact);
+void note_values(const at::Tensor& tensor, bool exact, bool rests_on_missing = false);
 
 // Says that a kernel would have written values that are not known: they read zero.
 void forget_values(const at::Tensor& tensor);

@@ -24,7 +24,7 @@ namespace {
 constexpr double kKernelMicroseconds = 5;
 constexpr double kCyclesPerMicrosecond = 2000;
 
-constexpr size_t kMostFilled = size_t{4} << 20;
+constexpr size_t kMostFilled = size_t{64} << 20;
 
 auto& waiting_kernels = forever<std::unordered_set<const void*>>();
 auto& filling_kernels = forever<std::unordered_map<const void*, size_t>>();  // and the bytes of an element

@@ -155,6 +155,8 @@ class Parts {
 auto& written = forever<Parts>();  // may be other than zero
 // was copied or set; what is not known is what only a kernel could have written
 auto& known = forever<Parts>();
+// would have been written by a kernel, or rests on such: of what is not known, what nobody computed
+auto& missing = forever<Parts>();
 // the blocks that torch has handed out: start to end
 auto& blocks = forever<std::map<uintptr_t, uintptr_t>>();
 
@@ -211,6 +213,7 @@ void stop_sharing(uintptr_t start) {
 void give_back_unused(uintptr_t start, size_t bytes) {
   written.remove(start, start + bytes);
   known.remove(start, start + bytes);
+  missing.remove(start, start + bytes);
   shared.remove(start, start + bytes);
   give_back(start, bytes);
 }
@@ -239,6 +242,12 @@ bool is_known(const void* start, size_t bytes) {
   return !bytes || !in_span(address) || known.contains(address, address + bytes);
 }
 
+bool is_missing(const void* start, size_t bytes) {
+  Lock lock(guard);
+  const auto address = reinterpret_cast<uintptr_t>(start);
+  return bytes && in_span(address) && !missing.within(address, address + bytes).empty();
+}
+
 void read_bytes(void* to, const void* from, size_t bytes) {
   const bool answered = answers(to, bytes);
   if (!answered) {
@@ -264,13 +273,16 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
     if (to_device) {
       written.add(target, target + bytes);
       known.add(target, target + bytes);
+      missing.remove(target, target + bytes);
     }
     return;
   }
   const auto parts = written.within(source, source + bytes);
   const auto known_parts = known.within(source, source + bytes);
+  const auto missing_parts = missing.within(source, source + bytes);
   make_zero(target, target + bytes);
   known.remove(target, target + bytes);
+  missing.remove(target, target + bytes);
   for (const auto& [start, end] : parts) {
     const uintptr_t there = target + (start - source);
     std::memcpy(reinterpret_cast<void*>(there), reinterpret_cast<void*>(start), end - start);
@@ -278,6 +290,9 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
   }
   for (const auto& [start, end] : known_parts) {
     known.add(target + (start - source), target + (end - source));
+  }
+  for (const auto& [start, end] : missing_parts) {
+    missing.add(target + (start - source), target + (end - source));
   }
 }
 
@@ -287,6 +302,7 @@ void forget_bytes(void* start, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(start);
   make_zero(address, address + bytes);
   known.remove(address, address + bytes);
+  if (bytes && in_span(address)) missing.add(address, address + bytes);
 }
 
 std::pair<uintptr_t, uintptr_t> block_of(const void* address) {
@@ -308,7 +324,10 @@ void set_bytes(void* to, int value, size_t bytes) {
   Lock lock(guard);
   const auto start = reinterpret_cast<uintptr_t>(to);
   writes += in_span(start);
-  if (in_span(start)) known.add(start, start + bytes);
+  if (in_span(start)) {
+    known.add(start, start + bytes);
+    missing.remove(start, start + bytes);
+  }
   if (value == 0 && in_span(start)) {
     make_zero(start, start + bytes);
     return;
@@ -317,17 +336,19 @@ void set_bytes(void* to, int value, size_t bytes) {
   if (in_span(start)) written.add(start, start + bytes);
 }
 
-void note_values(void* start, size_t bytes, bool exact) {
+void note_values(void* start, size_t bytes, bool exact, bool rests_on_missing) {
   Lock lock(guard);
   const auto address = reinterpret_cast<uintptr_t>(start);
   if (!bytes || !in_span(address)) return;
   ++writes;
   written.add(address, address + bytes);
-  if (exact) {
-    known.add(address, address + bytes);
-  } else {
-    known.remove(address, address + bytes);
-  }
+  exact ? known.add(address, address + bytes) : known.remove(address, address + bytes);
+  rests_on_missing ? missing.add(address, address + bytes)
+                   : missing.remove(address, address + bytes);
+}
+
+void note_decision() {
+  if (!overlooks) note_decision_on_missing();
 }
 
 void write_on(cudaStream_t stream, std::function<void()> work) {
@@ -683,6 +704,7 @@ CUresult cuMemUnmap(CUdeviceptr start, size_t bytes) {
   mmap(address, whole_pages(bytes), PROT_NONE, kProtection | MAP_FIXED, -1, 0);
   written.remove(start, start + bytes);
   known.remove(start, start + bytes);
+  missing.remove(start, start + bytes);
   shared.remove(start, start + bytes);
   ranges.erase(ranges.lower_bound(start), ranges.lower_bound(start + bytes));
   return CUDA_SUCCESS;
@@ -722,9 +744,12 @@ CUresult cuPointerGetAttribute(void* out, CUpointer_attribute attribute, CUdevic
 
 int torchmem_is_known(const void* start, size_t bytes) { return is_known(start, bytes); }
 
-void torchmem_note_values(void* start, size_t bytes, int exact) {
-  note_values(start, bytes, exact != 0);
+int torchmem_is_missing(const void* start, size_t bytes) { return is_missing(start, bytes); }
+
+void torchmem_note_values(void* start, size_t bytes, int exact, int rests_on_missing) {
+  note_values(start, bytes, exact != 0, rests_on_missing != 0);
 }
+void torchmem_note_decision() { note_decision(); }
 
 void torchmem_forget_values(void* start, size_t bytes) { forget_bytes(start, bytes); }
 void torchmem_before_writes(void (*call)()) { before_writes = call; }
@@ -751,6 +776,7 @@ void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void* pointer, int64_
     Lock lock(guard);
     make_zero(start, start + bytes);
     known.remove(start, start + bytes);
+    missing.remove(start, start + bytes);
     blocks[start] = start + bytes;
   }
   if (!computes) report(pointer, bytes, allocated, reserved, device);

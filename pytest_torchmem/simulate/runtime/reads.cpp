@@ -1,4 +1,5 @@
-// Values that are not exact and that the host has read: how often, and in which lines of the program.
+// Values that are not exact and that the host has read: how often, and in which lines of the program; and
+// those of them that nobody computed and that decide: a shape, a count, a branch.
 //
 // A line is looked up in Python's own frames. They are read, and nothing of Python is run, so that a
 // profiler sees nothing of it. torch's files, what its compiler made, and those of this package are passed over.
@@ -18,9 +19,14 @@ namespace {
 
 constexpr size_t kMostKept = size_t{1} << 16;
 
-auto& guard = forever<std::mutex>();
-auto& lines = forever<std::deque<std::string>>();  // none moves when one is added
-std::atomic<long> reads{0};
+// How often something happened, and where it did so the first times.
+struct Noted {
+  std::mutex guard;
+  std::deque<std::string> lines;  // none moves when one is added
+  std::atomic<long> count{0};
+};
+auto& reads = forever<Noted>();
+auto& decisions = forever<Noted>();
 
 template <typename Function>
 Function of_python(const char* name) {
@@ -128,31 +134,42 @@ std::string current_line() {
   return found;
 }
 
-}  // namespace
-
-void note_unknown_read() {
-  if (static_cast<size_t>(reads) >= kMostKept) {
-    ++reads;
+void note(Noted& noted) {
+  if (static_cast<size_t>(noted.count) >= kMostKept) {
+    ++noted.count;
     return;
   }
   const std::string line = current_line();  // before the lock: it waits for Python's own
-  const std::lock_guard<std::mutex> lock(guard);
-  lines.push_back(line);
-  ++reads;
+  const std::lock_guard<std::mutex> lock(noted.guard);
+  noted.lines.push_back(line);
+  ++noted.count;
 }
+
+const char* line_of(Noted& noted, long number) {
+  const std::lock_guard<std::mutex> lock(noted.guard);
+  const bool is_kept = number >= 0 && static_cast<size_t>(number) < noted.lines.size();
+  return is_kept ? noted.lines[number].c_str() : "";
+}
+
+}  // namespace
+
+void note_unknown_read() { note(reads); }
+void note_decision_on_missing() { note(decisions); }
 
 }  // namespace simulated
 
 extern "C" {
 
-// How often the host read what is not exact.
-long torchmem_unknown_reads() { return simulated::reads; }
+// How often the host read what is not exact, and how often what nobody computed decided.
+long torchmem_unknown_reads() { return simulated::reads.count; }
+long torchmem_decisions() { return simulated::decisions.count; }
 
 // The line of the program in which it did so for the n-th time; empty where none was running.
 const char* torchmem_unknown_read_line(long number) {
-  using namespace simulated;
-  const std::lock_guard<std::mutex> lock(guard);
-  return number >= 0 && static_cast<size_t>(number) < lines.size() ? lines[number].c_str() : "";
+  return simulated::line_of(simulated::reads, number);
+}
+const char* torchmem_decision_line(long number) {
+  return simulated::line_of(simulated::decisions, number);
 }
 
 }  // extern "C"

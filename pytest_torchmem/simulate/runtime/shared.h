@@ -55,8 +55,12 @@ void copy_bytes(void* to, const void* from, size_t bytes);
 void set_bytes(void* to, int value, size_t bytes);
 // A kernel would write here what is not known.
 void forget_bytes(void* start, size_t bytes);
-// What was just written there is exact, or is not.
-void note_values(void* start, size_t bytes, bool exact);
+// What was just written there is exact, or is not; it may rest on what no kernel has computed.
+void note_values(void* start, size_t bytes, bool exact, bool rests_on_missing = false);
+// Whether any byte would have been written by a kernel, or rests on such.
+bool is_missing(const void* start, size_t bytes);
+// This thread chooses a shape, a count or a branch by what no kernel has computed.
+void note_decision();
 // Writes on a stream, see `do_or_capture`; it counts as a write of this thread.
 void write_on(cudaStream_t stream, std::function<void()> work);
 bool is_device(const void* pointer);
@@ -79,6 +83,7 @@ void note_copy(const void* from, size_t bytes);
 
 // Keeps the line of the program that is running.
 void note_unknown_read();
+void note_decision_on_missing();
 
 // --- streams.cpp ------------------------------------------------------------------------------
 

@@ -1,0 +1,187 @@
+"""What decides a shape, a count or a branch is computed at any size, or said with its line."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from pytest_torchmem import measure
+from pytest_torchmem.simulate.gaps import decision_sentence, gaps_so_far
+from pytest_torchmem.values.units import MiB
+
+pytestmark = pytest.mark.usefixtures("gpu")
+
+CUDA = "cuda"
+MANY = 6 * MiB  # more elements than are computed of floats, in bytes of any kind
+
+
+@pytest.fixture
+def undecided(gpu):
+    """Fail the test if something rests on values that nobody computed."""
+    before = gaps_so_far()
+    yield
+    assert decision_sentence(before) == ""
+
+
+def not_computed(*sizes):
+    """Scores of a product that is too large to be computed, cut down to the sizes asked for."""
+    product = torch.ones(2048, 2048, device=CUDA) @ torch.ones(2048, 2048, device=CUDA)
+    return product.flatten()[: torch.Size(sizes).numel()].view(sizes)
+
+
+INTEGERS = {
+    "one_hot": lambda x: functional.one_hot(x[: MANY // 64] % 64, 64).sum(dim=0),
+    "eq": lambda x: (x == 3).sum(),
+    "any": lambda x: (x > 98).any(),
+    "nonzero": lambda x: (x == 3).nonzero()[:4],
+    "a mask": lambda x: x[x == 3].sum(),
+    "sum": lambda x: x.sum(),
+    "cumsum": lambda x: (x == 3).cumsum(0)[-5:],
+    "scatter": lambda x: torch.zeros_like(x).scatter(0, x, 1)[:120],
+    "topk": lambda x: x.view(-1, 1024).topk(3)[0][-3:],
+    "sort": lambda x: x.sort(stable=True)[1][:5],
+    "unique": lambda x: torch.unique(x, return_counts=True)[1],
+    "bincount": torch.bincount,
+    "searchsorted": lambda x: torch.searchsorted(x.sort()[0], torch.arange(5).to(x.device)),
+    "where": lambda x: torch.where(x == 3, x, -x).sum(),
+    "isin": lambda x: torch.isin(x, torch.tensor([1, 2]).to(x.device)).sum(),
+    "repeat_interleave": lambda x: torch.repeat_interleave(x[: MANY // 8] % 2).shape[0],
+}
+
+
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_and_masks_are_computed_at_any_size(name):
+    values = torch.arange(MANY) * 31 % 101
+    call = INTEGERS[name]
+    expected, found = call(values), call(values.to(CUDA))
+    assert torch.equal(torch.as_tensor(found).cpu(), torch.as_tensor(expected))
+
+
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.parametrize("tokens", [511, 4096])
+def test_a_mixture_of_many_experts_runs_the_experts_that_its_tokens_chose(tokens):
+    logits = torch.randn(tokens, 128, device=CUDA)
+    chosen = logits.topk(8)[1]
+    mask = functional.one_hot(chosen, 128).permute(2, 1, 0)
+    hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()
+    assert len(hit) == 128
+    rows = sum(len(torch.where(mask[int(expert)])[0]) for expert in hit)
+    assert rows == tokens * 8
+
+
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.parametrize("tokens", [64, 16384])
+def test_a_router_whose_scores_are_not_computed_gives_each_expert_as_much(tokens):
+    chosen = not_computed(tokens, 128).topk(2)[1]
+    counts = torch.bincount(chosen.flatten(), minlength=128)
+    assert counts.tolist() == [tokens * 2 // 128] * 128
+
+
+@pytest.mark.usefixtures("undecided")
+def test_a_token_that_was_chosen_by_values_that_are_not_computed_ends_no_text():
+    token = not_computed(16, 4096).argmax(-1)
+    if (token == -1).all():
+        pytest.fail("no such token can be chosen")
+
+
+DECISIONS = {
+    "a shape": lambda scores: scores[scores > 0.5],
+    "nonzero": lambda scores: (scores > 0.5).nonzero(),
+    "a branch": lambda scores: bool((scores > 0.5).any()),
+    "a count": lambda scores: range(int((scores > 0.5).sum())),
+    "a maximum": lambda scores: functional.one_hot((scores.flatten()[:99] * 8).long()),
+}
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+@pytest.mark.parametrize("rows", [16, 1024], ids=["small", "large"])
+def test_what_rests_on_values_that_nobody_computed_is_said_with_its_line(name, rows):
+    scores = not_computed(rows, 1024)
+    with measure(device=CUDA) as block:
+        DECISIONS[name](scores)
+    (sentence, *_) = block.result.blind_spots
+    assert sentence.startswith("a shape, a count or a branch rests ")
+    assert "first in tests/simulate/test_decisions_on_a_simulated_gpu.py:" in sentence
+
+
+HARMLESS = {
+    "a number": lambda scores: scores.mean().item(),
+    "a check": lambda scores: bool(torch.isfinite(scores).all()),
+    "nan": lambda scores: bool(scores.isnan().any()),
+    "itself": lambda scores: bool((scores == scores).all()),
+    "a copy": lambda scores: (scores > 0.5).cpu(),
+    "drawn": lambda scores: len(torch.randint(0, 9, (99,), device=CUDA).nonzero()),
+}
+
+
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_is_shown_or_checked_decides_nothing(name):
+    HARMLESS[name](not_computed(1024, 1024))
+
+
+def test_a_test_that_rests_on_values_that_nobody_computed_fails_with_the_line(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+        import torch
+
+        def scores():
+            return torch.ones(2048, 2048, device="cuda") @ torch.ones(2048, 2048, device="cuda")
+
+        @pytest.mark.memory_budget("1GiB")
+        def test_loop():
+            for _ in (scores() > 9).nonzero(): pass
+
+        @pytest.mark.memory_budget("1GiB")
+        def test_loss(): print(scores().mean().item())
+
+        def test_unmeasured():
+            for _ in (scores() > 9).nonzero(): pass
+        """
+    )
+    told = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    told.assert_outcomes(failed=1, passed=2)
+    said = "a shape, a count or a branch rests once on values *, first in *:9: *not-computed]"
+    told.stdout.fnmatch_lines([f"*{said}"])
+
+
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.parametrize("count", [MiB, MiB + 1, 3 * MiB, 5 * MiB])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32])
+def test_a_tensor_that_was_filled_passes_its_check(count, dtype):
+    filled = torch.full((count,), 7, dtype=dtype, device=CUDA)
+    assert bool((filled == 7).all())
+    assert not bool((filled != 7).any())
+
+
+def test_half_precision_can_be_cast_within_a_softmax():
+    values = torch.randn(4, 8).half()
+    for call in (torch.softmax, torch.log_softmax):
+        for dtype in (torch.float32, None):
+            mine, theirs = values.to(CUDA).requires_grad_(), values.clone().requires_grad_()
+            found, expected = call(mine, -1, dtype=dtype), call(theirs, -1, dtype=dtype)
+            torch.testing.assert_close(found.cpu(), expected)
+            found.float().square().sum().backward()
+            expected.float().square().sum().backward()
+            torch.testing.assert_close(mine.grad.cpu(), theirs.grad)
+
+
+def test_each_dropout_draws_a_mask_of_its_own_and_the_seed_gives_it_again():
+    ones = torch.ones(4096, device=CUDA)
+    state = torch.get_rng_state()
+    torch.cuda.manual_seed(3)
+    first, second = (functional.dropout(ones, 0.5) for _ in range(2))
+    assert 1500 < int((first != second).sum()) < 2600
+    torch.cuda.manual_seed(3)
+    assert torch.equal(functional.dropout(ones, 0.5), first)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_time_passes_between_two_events():
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    torch.ones(64, 64, device=CUDA) @ torch.ones(64, 64, device=CUDA)
+    end.record()
+    torch.cuda.synchronize()
+    assert begin.elapsed_time(end) > 0
