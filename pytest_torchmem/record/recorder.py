@@ -241,6 +241,7 @@ class Recorder:
             allocations=tables.allocations,
             module_calls=tables.module_calls,
             overloads=tables.overloads,
+            details=tables.details,
             marks=marks,
             owners=owners,
             module_edges=edges,

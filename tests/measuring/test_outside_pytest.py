@@ -57,7 +57,7 @@ work()
     assert done.stderr.splitlines()[-1] == (
         "pytest_torchmem.LimitError: in 'work', memory peaked at 4.0 MiB, +3.0 MiB (+300 %) over "
         "the "
-        "limit of 1.0 MiB: largest 4.0 MiB of temporary from aten::ones (script.py:9) [over-limit]"
+        "limit of 1.0 MiB: largest 4.0 MiB of temporary from aten::ones at script.py:9 [over-limit]"
     )
 
 
@@ -137,7 +137,7 @@ if __name__ == "__main__":
     assert done.stdout.splitlines() == [
         f"work {3 * MiB} script.py:11",
         "in 'work', memory peaked at 5.0 MiB, +1.0 MiB (+25 %) over the limit of 4.0 MiB: "
-        "largest 5.0 MiB of temporary from aten::ones (script.py:11)",
+        "largest 5.0 MiB of temporary from aten::ones at script.py:11",
     ], done.stderr
 
 

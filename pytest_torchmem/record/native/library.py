@@ -100,10 +100,11 @@ class Library:
         return (parts[0], parts[1], parts[2]) if is_schema else (text, "", None)
 
     @cache  # noqa: B019
-    def code(self, number: int) -> tuple[str, str, str]:
-        """Return the file and the qualified name of a function, or the class of a module."""
+    def code(self, number: int) -> tuple[str, str, int, str]:
+        """Return file, qualified name and first line of a function, or the class of a module."""
         text = self._code(number).decode(errors="replace")
         if text.startswith("\n\n"):
-            return "", "", text[2:]
-        file, _, function = text.partition("\n")
-        return file, function, ""
+            return "", "", 0, text[2:]
+        file, _, rest = text.partition("\n")
+        function, _, first_line = rest.rpartition("\n")
+        return file, function, int(first_line), ""

@@ -14,6 +14,7 @@ from pytest_torchmem.record.native.library import Library
 from pytest_torchmem.record.recorded_tables import StringTable, Tables
 from pytest_torchmem.values.trace import (
     ALLOCATION,
+    DETAIL,
     EVENT,
     LETTERS,
     MODULE_CALL,
@@ -75,7 +76,7 @@ class RowReader:
         marks = np.flatnonzero(kinds == MARK_ROW)
         self.placed = np.stack([rows["value"][marks], marks], axis=1)
         events["name"] = self.strings.number("")
-        module_calls = self._fill_calls(rows, calls, events)
+        module_calls, details = self._fill_calls(rows, calls, events)
         overloads, writes = self._fill_operators(rows, operators, events)
         return Tables(
             events,
@@ -83,6 +84,7 @@ class RowReader:
             self._allocations(rows, mentions, ~_were_there(rows, from_outside, known)),
             module_calls,
             overloads,
+            details,
         )
 
     def _rows(self) -> tuple[NDArray[np.void], NDArray[np.void]]:
@@ -119,26 +121,33 @@ class RowReader:
 
     def _fill_calls(
         self, rows: NDArray[np.void], calls: NDArray[np.int64], events: NDArray[np.void]
-    ) -> NDArray[np.void]:
-        """Fill names and files of Python calls; return those of modules."""
+    ) -> tuple[NDArray[np.void], NDArray[np.void]]:
+        """Fill names and files of Python calls; return those of modules, and what each is called.
+
+        As torch's profiler has it: ``path/to/file.py(12): function``, with the function's line.
+        """
         numbers = rows["name"][calls]
         codes, place = np.unique(numbers, return_inverse=True)
         number, known = self.strings.number, []
         for code in codes.tolist():
-            file, function, class_name = self._library.code(code)
+            file, function, first_line, class_name = self._library.code(code)
             if class_name:
-                known.append((number(f"nn.Module: {class_name}"), -1, number(class_name)))
+                text = number(f"nn.Module: {class_name}")
+                known.append((text, -1, number(class_name), text))
             else:
                 name = function.rpartition(".")[2] or function
-                known.append((number(name), number(resolved(file)), -1))
-        table = np.array(known, np.int32).reshape(-1, 3)[place]
+                text = number(f"{file}({first_line}): {name}")
+                known.append((number(name), number(resolved(file)), -1, text))
+        table = np.array(known, np.int32).reshape(-1, 4)[place]
         events["name"][calls], events["file"][calls] = table[:, 0], table[:, 1]
         of_modules = table[:, 2] >= 0
         module_calls = np.empty(np.count_nonzero(of_modules), MODULE_CALL)
         module_calls["event"] = calls[of_modules]
         module_calls["module"] = rows["value"][calls[of_modules]].view(np.uint64)
         module_calls["class_name"] = table[of_modules, 2]
-        return module_calls
+        details = np.full(len(calls), -1, DETAIL)
+        details["event"], details["text"] = calls, table[:, 3]
+        return module_calls, details
 
     def _fill_operators(
         self, rows: NDArray[np.void], operators: NDArray[np.int64], events: NDArray[np.void]

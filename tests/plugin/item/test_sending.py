@@ -44,9 +44,10 @@ def test_reports_that_pytest_keeps_hold_nothing_of_what_was_measured(
 
         carried = []
 
-        @pytest.hookimpl(tryfirst=True)
+        @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_runtest_logreport(report):
             carried.append(hasattr(report, workers._ATTRIBUTE))
+            return (yield)
 
         def pytest_terminal_summary(terminalreporter):
             kept = terminalreporter.getreports("passed")

@@ -89,7 +89,8 @@ int32_t code_number(Thread& t, const Frame& f) {
   }
   auto [known, is_new] = t.codes.try_emplace(f.code, KnownCode{f.stamp, 0});
   if (is_new || known->second.stamp != f.stamp)
-    known->second = {f.stamp, CODES.number(copied(at<void*>(f.code, L.filename)) + "\n" + copied(at<void*>(f.code, L.qualname)))};
+    known->second = {f.stamp, CODES.number(copied(at<void*>(f.code, L.filename)) + "\n" + copied(at<void*>(f.code, L.qualname)) + "\n" +
+                                         std::to_string(at<int32_t>(f.code, L.first_line)))};
   return known->second.number;
 }
 

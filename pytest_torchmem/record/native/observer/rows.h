@@ -105,7 +105,7 @@ class Texts {
 };
 
 extern Texts& NAMES;  // "name \n overload \n letters of its arguments", or a name alone where there is no schema
-extern Texts& CODES;  // "file \n qualified name \n class of the module that is called"
+extern Texts& CODES;  // "file \n qualified name \n first line", or "\n \n class of the module that is called"
 
 struct Frame {
   void *frame, *code, *self;
