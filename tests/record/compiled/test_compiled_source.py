@@ -150,11 +150,12 @@ def test_a_model_compiled_and_dropped_in_the_body_is_known() -> None:
     assert str(product.source) == f"test_compiled_source.py:{line('up')}"
 
 
-def test_the_compilers_own_calls_are_not_recorded() -> None:
+def test_few_of_the_compilers_own_calls_are_recorded() -> None:
     torch.compiler.reset()
     trace = profile_of(lambda: torch.compile(Net(), backend="eager")(torch.ones(32, 16))).tree.trace
     assert any(text.startswith("<eval_with_key>") for text in trace.strings)
-    assert not any(text.endswith("torch/_dynamo/symbolic_convert.py") for text in trace.strings)
+    # Those that led to an operator alone: it makes millions.
+    assert len(trace.events) < 20_000
 
 
 def test_lines_are_right_in_and_after_a_backward_pass_that_compiles() -> None:

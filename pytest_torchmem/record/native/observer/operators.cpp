@@ -104,10 +104,18 @@ void end(const at::RecordFunction&, at::ObserverContext* context) {
   if (auto* range = static_cast<Range*>(context)) {
     if (range->recording != recording || !is_on) return;
     Thread& t = *range->thread;
-    t.rows[range->row].stop = now_ns();
+    int64_t now = now_ns();
+    t.rows[range->row].stop = now;
     if (&t != &thread()) return;
+    // What it called is over, and an operator that began later may be what ends it: so slices nest.
+    follow_calls(t, now);
+    for (auto& open : t.open)
+      if (!open.is_call && !open.is_range && open.row > range->row) {
+        t.rows[range->row].stop = t.rows[open.row].start_ns;
+        break;
+      }
     for (size_t place = t.open.size(); place-- > 0;)
-      if (t.open[place].row == range->row) return t.close(place, now_ns());
+      if (t.open[place].row == range->row) return t.close(place, now);
     return;
   }
   Thread& t = thread();
