@@ -279,8 +279,13 @@ class Reconciliation:
         table = trace.allocations
         rows = np.flatnonzero(table["device"] == self.evidence.device)
         rows = rows[np.argsort(self.evidence.tree.rank[table["event"][rows]])]
-        recorded = int(np.cumsum(table["size_bytes"][rows]).max(initial=0))
-        return max(0, int(counted["allocated"]) - int(before["allocated"]) - recorded)
+        # A block may keep a tail that is too small to be split off: what was asked for has none.
+        requested = table["requested_bytes"][rows]
+        is_requested = "requested" in before and bool(np.all(requested != 0))
+        name = "requested" if is_requested else "allocated"
+        sizes = requested if is_requested else table["size_bytes"][rows]
+        recorded = int(np.cumsum(sizes).max(initial=0))
+        return max(0, int(counted[name]) - int(before[name]) - recorded)
 
     @cached_property
     def elsewhere(self) -> dict[str, int]:

@@ -227,7 +227,7 @@ class RowReader:
         on_gpu = np.flatnonzero(rows["device"][found] != 0)
         if len(on_gpu):
             asked = table["size_bytes"][on_gpu]
-            table["requested_bytes"][on_gpu] = np.maximum(asked, 0)
+            table["requested_bytes"][on_gpu] = asked
             blocks = (np.abs(asked) + _BLOCK - 1) // _BLOCK * _BLOCK
             table["size_bytes"][on_gpu] = np.sign(asked) * blocks
             table["keyed"][on_gpu] = self._are_mentioned(rows, mentions, found[on_gpu])
