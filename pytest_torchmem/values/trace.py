@@ -201,8 +201,8 @@ class Trace:
             ``size_bytes`` is the extent the tensor spans, a lower bound of its storage, or 0 where
             that is not known. ``keyed`` says that ``id`` and ``allocation_id`` are the profiler's.
         allocations: `ALLOCATION`, one row for each event of that kind; a free has a negative size.
-            On a GPU ``size_bytes`` is the block's, and ``requested_bytes`` what was asked for, below
-            0 where that is freed, or 0
+            On a GPU ``size_bytes`` is the block's, and ``requested_bytes`` what was asked for,
+            below 0 where that is freed, or 0
             where that is not known.
         module_calls: `MODULE_CALL`, one row for each Python call of an ``nn.Module``; ``module`` is
             the module's ``id()``.
