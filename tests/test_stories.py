@@ -45,10 +45,10 @@ class Story:
 
     @property
     def place(self) -> str:
-        """The place that the failure must name, such as ``(logits.py:14)``."""
+        """The place that the failure must name, such as ``at logits.py:14``."""
         lines = self.regressed.splitlines()
         (number,) = (n for n, text in enumerate(lines, 1) if self.blamed in text)
-        return f"({self.name}.py:{number})"
+        return f"at {self.name}.py:{number}"
 
     def write(self, folder: Path, code: str) -> None:
         imports = f"import pytest\nimport torch\n\nimport {self.name}\n"
@@ -117,7 +117,7 @@ LOGITS_IN_FORWARD = Story(
     before="self.head(self.embed(tokens))\n",
     after="self.head(self.embed(tokens))\n        logits = logits.float()\n",
     # The total peaks in the backward pass: the copy is gone, and what was made of it is there.
-    subject="of activation",
+    subject="activation 4.0",
     blamed="return cross_entropy(logits, tokens)",
 )
 
