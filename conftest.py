@@ -120,6 +120,13 @@ SLOW = (
 #: engine, over whole projects, at a large scale. A run of everything leaves them to ``--nightly``;
 #: a run that names them, their file or their folder has them.
 NIGHTLY: tuple[str, ...] = (
+    "tests/cuda/test_caching_allocator_recordings.py::test_a_fresh_recording",
+    "tests/simulate/test_examples_on_a_simulated_gpu.py",
+    "tests/simulate/test_kernels_of_others_on_a_simulated_gpu.py",
+    "tests/simulate/test_peaks_of_programs.py",
+    "tests/simulate/test_ranks_beside_each_other.py",
+    "tests/simulate/test_started_again.py",
+    "tests/simulate/test_world.py",
     "tests/accelerator/test_memdev.py",
     "tests/analysis/storages/test_labels.py::test_labels_are_right_for_compiled_code[inductor_transformer]",
     "tests/analysis/storages/test_labels.py::test_labels_are_right_for_transformers",
