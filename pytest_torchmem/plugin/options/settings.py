@@ -50,7 +50,7 @@ class SummaryKind(enum.Enum):
 
 
 class Mode(enum.Enum):
-    """Whether tests are measured."""
+    """The choice to measure tests, or none."""
 
     ON = "on"
     OFF = "off"

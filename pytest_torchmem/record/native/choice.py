@@ -28,7 +28,7 @@ _NO_LAYOUT: Final = -1
 
 
 class Choice:
-    """What records in this process.
+    """The choice of the recorder in this process.
 
     Attributes:
         library: None where it cannot be had here.

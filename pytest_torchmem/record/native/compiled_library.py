@@ -1,4 +1,4 @@
-"""Where the library is: a wheel has it, or it is compiled once into the user's cache.
+"""The place of the library: in a wheel, or compiled once into the user's cache.
 
 Nothing here imports torch: a build of the wheel uses it, too.
 """
