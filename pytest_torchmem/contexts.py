@@ -92,12 +92,6 @@ _BORROWED: Final = (
     *("builtins", "gc", "inspect", "io", "json", "linecache", "numpy", "os", "os.path"),
     *("pathlib", "platform", "subprocess", "tempfile", "threading", "time", "weakref", "zlib"),
 )
-# A recording puts its own in these places, and takes them out by itself while originals are back.
-_RECORDERS: Final = (
-    *("gc.get_threshold", "threading.getprofile", "threading.setprofile"),
-    *("threading._start_joinable_thread", "threading._start_new_thread"),
-)
-
 
 # Where each was, and what the test has put there.
 _Replaced: TypeAlias = list[tuple[ModuleType | type, str, object]]
@@ -129,7 +123,6 @@ class Originals:
                     name: value
                     for name, value in ChainMap(*(dict(vars(place)) for place in places)).items()
                     if (callable(value) or isinstance(value, classmethod | staticmethod | property))
-                    and f"{owner.__name__}.{name}" not in _RECORDERS
                 }
                 self._lookups.append(owner.__dict__.get)
                 self._values += self._functions[owner].values()

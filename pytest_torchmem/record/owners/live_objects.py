@@ -342,16 +342,6 @@ def _references(found: list[object], classes: Iterable[type[object]]) -> dict[in
     return {id(kind): sys.getrefcount(kind) - instances[id(kind)] for kind in kinds}
 
 
-def instances_since(seen: tuple[int, ...], *classes: type[_T]) -> list[_T]:
-    """Return the instances that were made since `collections_so_far` returned ``seen``.
-
-    With them may come others. Where no collection has made any of them old, all are young, and this
-    looks at nothing else.
-    """
-    young = _young(classes)
-    return young if seen and seen == collections_so_far() else instances_of(classes)
-
-
 def _young(classes: tuple[type[_T], ...]) -> list[_T]:
     return [thing for g in (0, 1) for thing in instances_among(classes, get_objects(g))]
 

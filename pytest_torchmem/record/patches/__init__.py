@@ -35,7 +35,6 @@ class How(Enum):
 
     REPLACED = "replaced"
     ADDED = "added to"
-    SWITCHED = "switched on"
 
 
 @dataclass(frozen=True, slots=True)

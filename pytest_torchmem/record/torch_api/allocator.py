@@ -11,9 +11,6 @@ from pytest_torchmem.record.torch_api import Checked
 
 CHECKED: Final[Checked] = {
     "torch._C._cuda_clearCublasWorkspaces": ("2.10.0", "2.15.0"),
-    "torch._C._cuda_isHistoryEnabled": ("2.10.0", "2.15.0"),
-    "torch.cuda.memory._record_memory_history": ("2.10.0", "2.15.0"),
-    "torch.cuda.memory._snapshot": ("2.10.0", "2.15.0"),
 }
 
 
@@ -68,30 +65,6 @@ def accelerator_name(device: torch.device) -> str:
 def allocator_backend(device: torch.device) -> str:
     """``native`` or the name of another CUDA allocator; ``""`` for devices that have no choice."""
     return str(torch.cuda.get_allocator_backend()) if device.type == "cuda" else ""
-
-
-def history_is_recorded() -> bool:
-    """Return whether the CUDA allocator's history is switched on already."""
-    is_enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-    return bool(is_enabled and is_enabled())
-
-
-def record_history(on: bool, *, with_calls: bool = False) -> None:
-    """Switch the allocator's history on from now, or off; entries that it has stay if it is on.
-
-    ``with_calls`` has the Python calls around each allocation, in every thread.
-    """
-    record: Any = torch.cuda.memory._record_memory_history
-    if on:
-        record("all", context="alloc" if with_calls else None, stacks="python")
-    else:
-        record(None)
-
-
-def history(device: int) -> list[dict[str, Any]]:
-    """The entries of the allocator's history of one device, oldest first."""
-    traces: Any = torch.cuda.memory._snapshot(device)["device_traces"]
-    return list(traces[device]) if device < len(traces) else []
 
 
 def cuda_clear_cublas_workspaces() -> None:

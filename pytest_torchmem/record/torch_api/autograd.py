@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_torchmem.record.torch_api import Checked, profiler
 
 CHECKED: Final[Checked] = {
-    "torch._C._autograd._get_sequence_nr": ("2.10.0", "2.15.0"),
     "torch._C._current_graph_task_id": ("2.10.0", "2.15.0"),
     "torch._C._functorch.get_unwrapped": ("2.10.0", "2.15.0"),
     "torch._C._functorch.is_functorch_wrapped_tensor": ("2.10.0", "2.15.0"),
@@ -155,11 +154,6 @@ def in_backward() -> bool:
 def raw_saved(saved: Any) -> Any:
     """Return what autograd stored: a tensor, or a pack hook's result. Unpacks nothing."""
     return saved if isinstance(saved, torch.Tensor) else getattr(saved, "data", None)
-
-
-def next_sequence_number() -> int:
-    """The number that the next node of an autograd graph made by this thread gets."""
-    return int(torch._C._autograd._get_sequence_nr())
 
 
 def sequence_number(node: Node) -> int:

@@ -60,11 +60,6 @@ def only_views(operator_name: str) -> bool:
     )
 
 
-def is_layer_function(name: str) -> bool:
-    """Return whether torch has a builtin function of this name for layers, as ``linear``."""
-    return hasattr(torch._C._nn, name)
-
-
 def schema_of(operator: Any) -> Any:
     """The schema of what is dispatched; None for any other function."""
     return getattr(operator, "_schema", None)
