@@ -187,6 +187,15 @@ def by_row(table: Table, name: str) -> Column | PackedColumn:
 Table: TypeAlias = "NDArray[np.void] | PackedTable"
 
 
+# Smaller tables are looked at row by row just as well as by columns.
+_LARGE_BYTES: Final = 2**24
+
+
+def packed(table: NDArray[np.void]) -> Table:
+    """Return a table in less memory if it is a large one, else as it is."""
+    return PackedTable.of(table) if table.nbytes >= _LARGE_BYTES else table
+
+
 def in_pieces(table: Table, *names: str) -> Iterator[tuple[slice, list[Column]]]:
     """Yield which rows come next, and what these columns have there.
 

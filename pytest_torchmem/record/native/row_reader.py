@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pytest_torchmem.record.native.library import Library
 from pytest_torchmem.record.recorded_tables import StringTable, Tables
+from pytest_torchmem.values.packed import packed
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     DETAIL,
@@ -78,13 +79,16 @@ class RowReader:
         events["name"] = self.strings.number("")
         module_calls, details = self._fill_calls(rows, calls, events)
         overloads, writes = self._fill_operators(rows, operators, events)
+        # One after the other: of a long recording no two are there in full.
+        packed_events, packed_overloads = packed(events), packed(overloads)
+        del events, overloads
         return Tables(
-            events,
-            self._tensors(rows, mentions, events, writes),
-            self._allocations(rows, mentions, ~_were_there(rows, from_outside, known)),
-            module_calls,
-            overloads,
-            details,
+            packed_events,
+            packed(self._tensors(rows, mentions, writes)),
+            packed(self._allocations(rows, mentions, ~_were_there(rows, from_outside, known))),
+            packed(module_calls),
+            packed_overloads,
+            packed(details),
         )
 
     def _rows(self) -> tuple[NDArray[np.void], NDArray[np.void]]:
@@ -102,6 +106,8 @@ class RowReader:
         self._thread = np.repeat(
             np.array([t for t, _ in rows], np.int32), [len(own) for _, own in rows]
         )
+        if len(rows) == 1:
+            return rows[0][1], mentions[0]  # no second copy of what most recordings are
         return (
             np.concatenate([np.empty(0, ROW), *(own for _, own in rows)]),
             np.concatenate([np.empty(0, MENTION), *mentions]),
@@ -198,7 +204,6 @@ class RowReader:
         self,
         rows: NDArray[np.void],
         mentions: NDArray[np.void],
-        events: NDArray[np.void],
         starts: NDArray[np.int32],
     ) -> NDArray[np.void]:
         table = np.zeros(len(mentions), TENSOR)
