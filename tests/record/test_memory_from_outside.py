@@ -1,12 +1,14 @@
-"""Memory that torch did not allocate counts from where an operator meets it."""
+"""Memory that was not seen to be made counts from where an operator meets it."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from pytest_torchmem.values.contributors import Category
 from tests.measured import measured
 
 MiB = 2**20
@@ -72,3 +74,17 @@ def test_shared_memory_counts_once() -> None:
 
     result = measured(body)
     assert result.retained.total == 4 * MiB
+
+
+def test_a_deep_copy_is_made_by_the_line_that_copies() -> None:
+    weights, kept = {"w": torch.ones(MiB)}, list[object]()
+
+    def body() -> None:
+        kept.append(copy.deepcopy(weights))
+
+    result = measured(body)
+    assert result.retained.total == result.retained.temporary == 4 * MiB
+    assert result.peak.input == 4 * MiB  # the one that is copied
+    (cause,) = [c for c in result.peak.live if c.category is Category.TEMPORARY]
+    assert cause.source is not None
+    assert cause.source.line == body.__code__.co_firstlineno + 1

@@ -41,8 +41,8 @@ MENTION: Final = np.dtype(
 )
 #: The kind of a row that is a mark; the value of one is the mark's number.
 MARK_ROW: Final = int(EventKind.OTHER)
-# The scope of a row of memory that others allocated.
-_OUTSIDE: Final = 1
+# The scope of a row of memory that others allocated, as `Origin` has it.
+_OF_OTHERS: Final = 1
 _NOTHING_KNOWN: Final = np.empty(0, np.uint64)
 # torch's caching allocators round a request up to a whole number of these.
 _BLOCK: Final = 512
@@ -69,9 +69,11 @@ class RowReader:
         rows, mentions = self._rows()
         kinds = rows["kind"].copy()
         events = self._events(rows)
-        # Memory of others: its birth stands where an operator met it first.
-        from_outside = (kinds == EventKind.ALLOCATION) & (rows["scope"] == _OUTSIDE)
-        events["kind"][from_outside] = EventKind.OTHER
+        # Memory that was not seen to be made: its birth stands where an operator met it first.
+        is_met = (kinds == EventKind.ALLOCATION) & (rows["scope"] > 0)
+        were_there = _were_there(rows, is_met, known)
+        of_others = is_met & (rows["scope"] == _OF_OTHERS)
+        events["kind"][of_others | were_there] = EventKind.OTHER
         operators = np.flatnonzero(kinds == EventKind.TORCH_OP)
         calls = np.flatnonzero(kinds == EventKind.PY_CALL)
         marks = np.flatnonzero(kinds == MARK_ROW)
@@ -85,7 +87,7 @@ class RowReader:
         return Tables(
             packed_events,
             packed(self._tensors(rows, mentions, writes)),
-            packed(self._allocations(rows, mentions, ~_were_there(rows, from_outside, known))),
+            packed(self._allocations(rows, mentions, ~were_there)),
             packed(module_calls),
             packed_overloads,
             packed(details),
@@ -271,18 +273,18 @@ class RowReader:
 
 
 def _were_there(
-    rows: NDArray[np.void], from_outside: NDArray[np.bool_], known: NDArray[np.uint64]
+    rows: NDArray[np.void], is_met: NDArray[np.bool_], known: NDArray[np.uint64]
 ) -> NDArray[np.bool_]:
-    """Return which rows of memory from outside tell of what was there at the start.
+    """Return which rows of memory that was met tell of what was there at the start.
 
     The first at each place does, where a storage is known to have been: what was there was met.
     """
     found = np.zeros(len(rows), np.bool_)
-    outside = np.flatnonzero(from_outside)
-    if len(outside) and len(known):
-        places = rows["value"][outside].view(np.uint64)
+    met = np.flatnonzero(is_met)
+    if len(met) and len(known):
+        places = rows["value"][met].view(np.uint64)
         _, first = np.unique(places, return_index=True)
-        found[outside[first[np.isin(places[first], known)]]] = True
+        found[met[first[np.isin(places[first], known)]]] = True
     return found
 
 

@@ -42,6 +42,7 @@ struct Outside {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   void* address;
   int64_t bytes;
+  Origin origin;
 };
 auto& outside_lock = *new std::mutex;
 auto& outside = *new std::unordered_map<c10::StorageImpl*, Outside>;
@@ -55,31 +56,33 @@ void meet(const c10::Storage& storage) {
   if (!data.get() || data.get_deleter() == &freed) return;
   auto bytes = impl->sym_nbytes().maybe_as_int().value_or(0);
   if (bytes <= 0) return;
+  // A storage that is made by itself, as a deep copy's is, has memory of torch's default allocator, whoever stands before that.
+  Origin origin = data.get_deleter() == free_inner ? UNSEEN : OTHERS;
   {
     std::lock_guard<std::mutex> hold(outside_lock);
-    auto [known, is_new] = outside.try_emplace(impl, Outside{storage.getWeakStorageImpl(), data.get(), bytes});
+    auto [known, is_new] = outside.try_emplace(impl, Outside{storage.getWeakStorageImpl(), data.get(), bytes, origin});
     if (!is_new) {
       if (!known->second.storage.expired() && known->second.address == data.get()) return;
-      known->second = Outside{storage.getWeakStorageImpl(), data.get(), bytes};
+      known->second = Outside{storage.getWeakStorageImpl(), data.get(), bytes, origin};
     }
     outside_count = outside.size();
   }
-  note_memory(data.get(), bytes, 0, true);
+  note_memory(data.get(), bytes, 0, origin);
 }
 
 void look_for_ends() {
   if (!outside_count.load(std::memory_order_relaxed)) return;
-  std::vector<std::pair<void*, int64_t>> gone;
+  std::vector<Outside> gone;
   {
     std::lock_guard<std::mutex> hold(outside_lock);
     for (auto each = outside.begin(); each != outside.end();) {
       if (!each->second.storage.expired()) { ++each; continue; }
-      gone.emplace_back(each->second.address, each->second.bytes);
+      gone.push_back(each->second);
       each = outside.erase(each);
     }
     outside_count = outside.size();
   }
-  for (auto& [address, bytes] : gone) note_memory(address, -bytes, 0, true);
+  for (auto& each : gone) note_memory(each.address, -each.bytes, 0, each.origin);
 }
 
 void forget_outside() {
@@ -88,11 +91,11 @@ void forget_outside() {
   outside_count = 0;
 }
 
-void note_memory(void* address, int64_t bytes, int16_t device, bool is_outside) {
+void note_memory(void* address, int64_t bytes, int16_t device, Origin origin) {
   Thread& t = thread();
   int64_t now = now_ns();
   int32_t line = bytes > 0 ? follow_calls(t, now) : 0;
-  int32_t row = t.begin({now, bytes, reinterpret_cast<int64_t>(address), -1, 0, -1, line, device, ALLOCATION, is_outside});
+  int32_t row = t.begin({now, bytes, reinterpret_cast<int64_t>(address), -1, 0, -1, line, device, ALLOCATION, origin});
   t.rows[row].end = row + 1;
 }
 

@@ -16,7 +16,9 @@ enum Kind : uint8_t { OPERATOR = 0, ALLOCATION = 1, CALL = 2, OUT_OF_MEMORY = 4,
 #pragma pack(push, 4)
 // `value`: an operator's sequence number with its thread above bit 40, the address of memory, the module that is called, or a
 // mark's number. `stop`: of memory the bytes, below zero where it is freed. `name`: a number of `NAMES` or of `CODES`.
-// A row of memory that others allocated, such as numpy, or a file that is mapped, has `scope` 1.
+// The `scope` of a row of memory: seen when it was made; met by an operator, and allocated by others, such as numpy, or a mapped
+// file; or met, and torch's own: it was there, or came not through the allocator that we stand before.
+enum Origin : uint8_t { SEEN = 0, OTHERS = 1, UNSEEN = 2 };
 struct Row {
   int64_t start_ns, stop, value;
   int32_t parent, end, name, line;
@@ -172,6 +174,6 @@ int64_t now_ns();
 // Bring the open calls in line with what Python runs; return the line on which the innermost function is.
 int32_t follow_calls(Thread& t, int64_t now);
 void* frame_now();
-void note_memory(void* address, int64_t bytes, int16_t device, bool is_outside = false);
+void note_memory(void* address, int64_t bytes, int16_t device, Origin origin = SEEN);
 
 }  // namespace torchmem
