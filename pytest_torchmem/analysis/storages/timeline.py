@@ -279,13 +279,17 @@ class Reconciliation:
         table = trace.allocations
         rows = np.flatnonzero(table["device"] == self.evidence.device)
         rows = rows[np.argsort(self.evidence.tree.rank[table["event"][rows]])]
-        # A block may keep a tail that is too small to be split off: what was asked for has none.
+        # Either figure may hold more than lives: `allocated` the tail of a block that is too small to be
+        # split off, `requested` what was freed while another stream still uses it.
+        columns = {"allocated": table["size_bytes"][rows]}
         requested = table["requested_bytes"][rows]
-        is_requested = "requested" in before and bool(np.all(requested != 0))
-        name = "requested" if is_requested else "allocated"
-        sizes = requested if is_requested else table["size_bytes"][rows]
-        recorded = int(np.cumsum(sizes).max(initial=0))
-        return max(0, int(counted[name]) - int(before[name]) - recorded)
+        if "requested" in before and bool(np.all(requested != 0)):
+            columns["requested"] = requested
+        unrecorded = (
+            int(counted[name]) - int(before[name]) - int(np.cumsum(sizes).max(initial=0))
+            for name, sizes in columns.items()
+        )
+        return max(0, min(unrecorded))
 
     @cached_property
     def elsewhere(self) -> dict[str, int]:
