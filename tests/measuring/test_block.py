@@ -9,11 +9,12 @@ import threading
 import pytest
 import torch
 
-from pytest_torchmem import LimitError, MiB, TorchmemError, measure
+from pytest_torchmem import MiB, TorchmemError, measure
 from pytest_torchmem.measuring.body_measurement import running
 from pytest_torchmem.record import devices
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd, profiler
+from pytest_torchmem.types import LimitError
 from pytest_torchmem.values.errors import DeviceError, MarkerError, RecordingError
 
 ONE_MIB = MiB // 4
