@@ -36,7 +36,13 @@ __tracebackhide__ = is_torchmem_error
 
 
 class Region(GpuQuestions):
-    """The numbers of a measured block: the parts of its result, under their own names."""
+    """The numbers of a measured block: the parts of its result, under their own names.
+
+    Attributes:
+        name: The name that it was given.
+    """
+
+    name: str
 
     @property
     @abc.abstractmethod

@@ -121,7 +121,7 @@ def test_a_limit_error_crosses_processes_and_counts_as_a_failed_assertion():
     error = pickle.loads(pickle.dumps(LimitError("first", ("first", "second"))))
     assert isinstance(error, AssertionError)
     assert isinstance(error, TorchmemError)
-    assert (str(error), error.sentences) == ("first [over-limit]", ("first", "second"))  # type: ignore[attr-defined]
+    assert (str(error), error.sentences) == ("first [over-limit]", ("first", "second"))
 
 
 def test_what_the_body_raises_comes_out_and_all_is_restored():

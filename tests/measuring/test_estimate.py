@@ -226,9 +226,9 @@ def test_a_gpu_that_is_none_is_an_error_at_once():
     with pytest.raises(SimulationError, match="no GPU is called 'H1'"):
         estimate(train, gpu="H1")
     with pytest.raises(MarkerError, match="None is not the name of a GPU"):
-        estimate(train, gpu=None)  # type: ignore[arg-type]
+        estimate(train, gpu=None)  # type: ignore[call-overload]
     with pytest.raises(MarkerError, match="needs a module or a function, got 3"):
-        estimate(3)  # type: ignore[arg-type]
+        estimate(3)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("system", ["Darwin", "Windows"])

@@ -347,7 +347,7 @@ def test_a_stack_has_a_known_weight(tmp_path: Path) -> None:
     with pytest.raises(MarkerError, match="export, weight: 'speed' is none of 'peak', 'allocated'"):
         profile.export(tmp_path / "x", "stacks", weight="speed")
     with pytest.raises(MarkerError, match="export, as_: 'flames' is none of 'timeline', 'trace'"):
-        profile.export(tmp_path / "x", "flames")
+        profile.export(tmp_path / "x", "flames")  # type: ignore[arg-type]
 
 
 def test_a_profile_that_has_not_finished_is_refused() -> None:

@@ -47,13 +47,13 @@ def test_a_snapshot_of_torch_is_read(tmp_path):
 
 def test_a_profile_is_saved_with_all_that_it_knows(tmp_path):
     shapes = {"record_shapes": True, "profile_memory": True, "with_stack": True}
-    with torch.profiler.profile(**shapes) as finished:
+    with torch.profiler.profile(**shapes) as finished:  # type: ignore[arg-type]
         torch.ones(8, 32) @ torch.ones(32, 8)
     profile = analyze(finished)
     again = load(save(tmp_path / "x.trace", profile))
     assert again.events.averages(by_inputs=True) == profile.events.averages(by_inputs=True)
     with pytest.raises(MarkerError, match="save writes results and profiles, got 7"):
-        save(tmp_path / "y", [7])
+        save(tmp_path / "y", [7])  # type: ignore[list-item]
 
 
 def test_what_is_no_profile_is_named():

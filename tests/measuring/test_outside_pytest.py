@@ -136,9 +136,9 @@ if __name__ == "__main__":
 """
     done = run_script(tmp_path, code)
     assert done.stdout.splitlines() == [
-        f"work {3 * MiB} script.py:11",
+        f"work {3 * MiB} script.py:12",
         "in 'work', memory peaked at 5.0 MiB, +1.0 MiB (+25 %) over the limit of 4.0 MiB: "
-        "largest 5.0 MiB of temporary from aten::ones at script.py:11",
+        "largest 5.0 MiB of temporary from aten::ones at script.py:12",
     ], done.stderr
 
 
@@ -184,7 +184,7 @@ def test_the_examples_of_the_page_run(examples):
     done = run(examples, "train.py")
     assert done.returncode == 0, done.stderr
     assert "memory peaked at" in done.stdout
-    assert list(load(examples / "mem.json")) == ["train step", "train step::first"]
+    assert list(load(examples / "mem.json")) == ["train step", "train step::first"]  # type: ignore[arg-type]
 
 
 def test_the_job_of_the_page_runs(examples):

@@ -61,7 +61,7 @@ def test_a_block_comes_back_as_it_was():
     block = block_of(3)
     assert block.save("folder/mem.json") == Path("folder/mem.json")
     loaded = load("folder/mem.json")
-    assert list(loaded) == ["step", "step::part"]
+    assert list(loaded) == ["step", "step::part"]  # type: ignore[arg-type]
     assert loaded["step"].peak.by_category == block.peak.by_category
     assert loaded["step"].retained == block.retained
     assert (loaded["step"].name, loaded["step::part"].name) == ("step", "part")
@@ -163,7 +163,7 @@ def test_the_command_tells_ranks_apart(as_rank, tmp_path, capsys):
     assert "5.0 MiB  step on cpu, rank 1 of 2," in capsys.readouterr().out
     files = [str(path) for path in sorted((tmp_path / "after").iterdir())]
     assert main(["report", *files, "-o", "all.json"]) == Exit.OK
-    assert list(load("all.json")) == [
+    assert list(load("all.json")) == [  # type: ignore[arg-type]
         f"step [rank {n} of 2]{part}" for n in (0, 1) for part in ("", "::part")
     ]
 

@@ -245,7 +245,7 @@ def test_kernels_count_for_the_operator_that_launched_them() -> None:
 
 def test_a_saved_profile_says_the_same(tmp_path: Path) -> None:
     events = Events.of(with_gpu(profiled(body, with_stack=True)))
-    events.save(tmp_path / "events.trace")
+    events.tree.trace.save(tmp_path / "events.trace")
     again = Events.of(load_trace(tmp_path / "events.trace"))
     assert again.averages(by_inputs=True, by_stack=3) == events.averages(by_inputs=True, by_stack=3)
     assert again.metrics.idle_ns.tolist() == events.metrics.idle_ns.tolist()
