@@ -35,7 +35,7 @@ HAS_GENERATIONS: Final = not (
 )
 
 
-class Reference(weakref.ref[Any]):
+class CensusReference(weakref.ref[Any]):
     """A weak reference of ours, which `SwapWatch` tells from a program's."""
 
     __slots__ = ()
@@ -54,7 +54,7 @@ class Census:
         self._classes = classes
         self._callback: Any = None
         # Both are the callback's: what it found, and a None for each collection that it saw.
-        self._known: list[Reference] = []
+        self._known: list[CensusReference] = []
         self._noted: list[None] = []
         # What `_unseen` said when all was known or young.
         self._complete: tuple[int, ...] = ()
@@ -63,7 +63,7 @@ class Census:
     def watch_by(self, library: Library) -> None:
         """Learn by a library what is about to be old, from now on."""
         if self._callback is None and HAS_GENERATIONS:
-            arguments = (get_objects, Reference, self._classes, self._known, self._noted)
+            arguments = (get_objects, CensusReference, self._classes, self._known, self._noted)
             callback = library.collection_callback((*arguments, gc.callbacks))
             self._callback = callback if callable(callback) else None
         # It comes last: after others, which are Python's, other threads may run.
@@ -98,7 +98,7 @@ class Census:
             # That was a long look. What another thread makes after the next one becomes old at
             # once, and can no longer be told from what was imported.
             others = _where_others_stand()
-        self._known += map(Reference, _young(self._classes))
+        self._known += map(CensusReference, _young(self._classes))
         if self._due.collect_young() or frozen_count() or must_collect():
             self._due.collect()
         else:
@@ -124,7 +124,7 @@ class Census:
     def _look(self) -> list[object]:
         unseen = self._unseen()
         found = instances_of(self._classes)
-        self._known[:] = map(Reference, found)
+        self._known[:] = map(CensusReference, found)
         self._complete = unseen
         return found
 
@@ -262,4 +262,4 @@ class SwapWatch:
 
     @staticmethod
     def getweakrefs(thing: object) -> list[weakref.ref[Any]]:
-        return [known for known in weakref.getweakrefs(thing) if type(known) is not Reference]
+        return [known for known in weakref.getweakrefs(thing) if type(known) is not CensusReference]
