@@ -279,7 +279,7 @@ class Reconciliation:
         table = trace.allocations
         rows = np.flatnonzero(table["device"] == self.evidence.device)
         rows = rows[np.argsort(self.evidence.tree.rank[table["event"][rows]])]
-        # Either figure may hold more than lives: `allocated` the tail of a block that is too small to be
+        # Either may hold more than lives: `allocated` the tail of a block that is too small to be
         # split off, `requested` what was freed while another stream still uses it.
         columns = {"allocated": table["size_bytes"][rows]}
         requested = table["requested_bytes"][rows]

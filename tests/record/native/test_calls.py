@@ -274,8 +274,8 @@ def test_others_look_at_the_frames_meanwhile(library: Library) -> None:
     noted, columns, interval = Stacks(library.mark), RowReader(library), sys.getswitchinterval()
     readers = [threading.Thread(target=read_all) for _ in range(2)]
     workers = [threading.Thread(target=work) for _ in range(3)]
-    # Where a collection begins while a frame object is made, CPython lets other threads run, and its
-    # frame may be gone.
+    # CPython makes a frame object of a frame that may be gone by then: where a collection begins
+    # meanwhile, other threads run.
     with gc_paused():
         library.prepare()
         library.begin()
