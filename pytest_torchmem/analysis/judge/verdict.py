@@ -44,8 +44,8 @@ from pytest_torchmem.values.units import format_apart, format_change, format_sha
 _EXPLAINS: Final = 4
 _FEW_NOTES: Final = 5
 _NO_ORIGINS: Final = (
-    "; by what it grew is not known: the .origins file beside the baseline lacks this entry, and an "
-    "update writes it"
+    "; by what it grew is not known: the .origins file beside the baseline lacks this entry, and "
+    "an update writes it"
 )
 # Numbers that memory which was left alive unseen would be part of, whatever it is for.
 _MAY_LACK: Final = ("total", Category.UNKNOWN.value, "retained", "net_retained")

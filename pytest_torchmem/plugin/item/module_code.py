@@ -17,7 +17,7 @@ _DEFINITIONS: Final = (*_FUNCTIONS, ast.ClassDef)
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class ModuleStatement:
     """A statement of a module.
 
     Attributes:
@@ -65,14 +65,14 @@ class ModuleCode:
             return cls()
 
     @cached_property
-    def statements(self) -> tuple[Statement, ...]:
+    def statements(self) -> tuple[ModuleStatement, ...]:
         imported = frozenset(name for name, _ in self._imported)
         return tuple(_statement(node, imported) for node in self.tree.body)
 
-    def at(self, line: int) -> Statement | None:
+    def at(self, line: int) -> ModuleStatement | None:
         return next((s for s in self.statements if s.first <= line <= s.last), None)
 
-    def makers(self, name: str) -> Iterator[Statement]:
+    def makers(self, name: str) -> Iterator[ModuleStatement]:
         """Yield the statements that make or change what a name stands for."""
         yield from (s for s in self.statements if name in s.makes)
 
@@ -131,12 +131,12 @@ class ModuleCode:
             return ""
 
 
-def _statement(node: ast.stmt, imported: frozenset[str]) -> Statement:
+def _statement(node: ast.stmt, imported: frozenset[str]) -> ModuleStatement:
     decorators = [d.lineno for d in getattr(node, "decorator_list", ())]
     first = min([node.lineno, *decorators])
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         bound = frozenset((a.asname or a.name).partition(".")[0] for a in node.names)
-        return Statement(first, node.end_lineno or first, bound, frozenset(), False)
+        return ModuleStatement(first, node.end_lineno or first, bound, frozenset(), False)
     # What it changes of another module is a setting of that.
     makes = _bound(node) - imported
     parts = list(_at_import(node))
@@ -146,7 +146,9 @@ def _statement(node: ast.stmt, imported: frozenset[str]) -> Statement:
         n.id for n in ast.walk(node.test) if isinstance(n, ast.Name)
     }
     has_effect = not is_script and (not makes or any(m.startswith(_LOOKED_FOR) for m in makes))
-    return Statement(first, node.end_lineno or first, makes, frozenset(uses - makes), has_effect)
+    return ModuleStatement(
+        first, node.end_lineno or first, makes, frozenset(uses - makes), has_effect
+    )
 
 
 def _bound(node: ast.stmt) -> frozenset[str]:
