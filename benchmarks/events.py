@@ -29,10 +29,11 @@ from tabulate import tabulate
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.analysis_speed import GPT, events_in
-from pytest_torchmem import export_chrome_trace, export_stacks, read_events
-from pytest_torchmem.analysis.events.averages import find_total
+from pytest_torchmem import analyze
+from pytest_torchmem.analysis.events.averages import find_total, stacks_by_time
 from pytest_torchmem.analysis.events.calls import list_calls
 from pytest_torchmem.measuring.events import Events
+from pytest_torchmem.measuring.profile import write_stacks
 
 ADDRESS = re.compile(r"[ _]at[ _]0x[0-9a-f]+")
 FOLDER = Path(tempfile.mkdtemp())
@@ -109,7 +110,7 @@ def torchs_stacks(finished: Any) -> Counter[str]:
 
 
 def our_stacks(finished: Any, weight: Any) -> set[str]:
-    export_stacks(finished, FOLDER / "ours", weight, "cpu")
+    analyze(finished, "cpu").export(FOLDER / "ours", "stacks", weight=weight)
     lines = (FOLDER / "ours").read_text().splitlines()
     return {line.rpartition(" ")[0].rpartition(";")[0] for line in lines}
 
@@ -127,7 +128,7 @@ def torchs_averages(events: Any) -> dict[str, tuple[int, int, int]]:
 
 
 def our_averages(finished: Any) -> dict[str, tuple[int, int, int]]:
-    rows = read_events(finished).averages()
+    rows = Events.of(finished).averages()
     return {row.name: (row.calls, row.self_time_ns, row.self_cpu_bytes) for row in rows}
 
 
@@ -180,14 +181,14 @@ PAIRS = (
     Pair(
         "export_stacks, by time",
         lambda p: p.export_stacks(str(FOLDER / "theirs"), "self_cpu_time_total"),
-        lambda e: export_stacks(e.tree.trace, FOLDER / "ours", "time"),
+        lambda e: write_stacks(FOLDER / "ours", stacks_by_time(e.calls)),
     ),
 )
 
 
 def check(finished: Any, stacks: bool) -> None:
     """Both say the same."""
-    events = read_events(finished)
+    events = Events.of(finished)
     assert torchs_averages(parsed(finished)) == our_averages(finished)
     try:
         theirs = evaluation(finished).metrics
@@ -214,14 +215,14 @@ def measured(steps: int, stacks: bool, repeat: int) -> list[list[object]]:
     rounds: dict[str, list[tuple[float, float, float, float]]] = {}
     for _ in range(repeat):
         parsing, events = timed(parsed, finished)
-        reading, read = timed(read_events, finished)
+        reading, read = timed(Events.of, finished)
         for pair in PAIRS:
             theirs, _ = timed(pair.torchs, events if pair.parses else finished)
             ours, _ = timed(pair.ours, Events(read.tree))
             row = (theirs + parsing * pair.parses, ours + reading, theirs, ours)
             rounds.setdefault(pair.name, []).append(row)
         written, _ = timed(lambda p: p.profiler.kineto_results.save(PATH), recorded(steps, stacks))
-        ours, _ = timed(lambda p: export_chrome_trace(p, FOLDER / "ours.json", "cpu"), finished)
+        ours, _ = timed(lambda p: analyze(p, "cpu").export(FOLDER / "ours.json", "trace"), finished)
         rounds.setdefault("export_chrome_trace", []).append((written, ours, written, ours))
     rows = []
     for name, values in rounds.items():

@@ -28,7 +28,7 @@ from torch._inductor.fx_passes import memory_estimator as torchs_estimator
 from torch.profiler import _memory_profiler as torchs_profiler
 
 from benchmarks.analysis_speed import events_in, recorded
-from pytest_torchmem import export_memory_timeline
+from pytest_torchmem import analyze
 from pytest_torchmem.torch_names import memory_estimator, memory_profiler
 from pytest_torchmem.values.trace import EventKind
 from tests.fx_graphs import Repaired, trace
@@ -129,7 +129,7 @@ def of_profiles(finished: Any, folder: Path) -> Iterator[Comparison]:
     yield Comparison(
         "profile.export_memory_timeline, whole",
         lambda _: finished.export_memory_timeline(str(folder / "t.json"), "cpu"),
-        lambda _: export_memory_timeline(finished, folder / "o.json", "cpu", labels="torch"),
+        lambda _: analyze(finished, "cpu").export(folder / "o.json", labels="torch"),
     )
 
 

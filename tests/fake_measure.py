@@ -130,7 +130,7 @@ def _by_category(live):
     return CategoryBytes.of(amounts)
 
 
-class Region:
+class BodyRegion:
     def __init__(self, name, device, start):
         self.name, self._device, self._start, self._stop = name, device, start, None
 
@@ -177,7 +177,7 @@ class BodyMeasurement:
 
     @contextlib.contextmanager
     def region(self, name, steps_of=""):
-        region = Region(name, self.device, len(state["used"]))
+        region = BodyRegion(name, self.device, len(state["used"]))
         self.regions.append(region)
         yield region
         region._stop = len(state["used"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,12 +14,17 @@ from pytest_torchmem.analysis.sampling import sketch
 from pytest_torchmem.report.viewers.memory_viz import pickled
 from pytest_torchmem.report.viewers.perfetto import chrome_trace
 from pytest_torchmem.store.baseline_file import read_any
+from pytest_torchmem.store.file_kinds import (
+    Recording,
+    beginning_of,
+    foreign_kind,
+    recording_kind,
+)
 from pytest_torchmem.store.run_reports import KIND, RunReport, parse_run, read_json
 from pytest_torchmem.store.snapshots import load_snapshot
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import BaselineError, ReportError
-from pytest_torchmem.values.json_values import open_file
 from pytest_torchmem.values.measured import MeasuredTest, Window, unjudged
 from pytest_torchmem.values.units import format_size, one_line
 
@@ -83,7 +87,9 @@ def read_measurements(path: Path, unjudged: bool = False) -> Measurements:
     if isinstance(data, dict) and data.get("kind") == KIND:
         return _measurements(str(path), [parse_run(data, str(path))], unjudged)
     if not isinstance(data, dict) or "entries" not in data:
-        raise ReportError(f"{path} is neither a results file nor a baseline")
+        foreign = foreign_kind(path)
+        other = f"; it is {foreign}" if foreign else ""
+        raise ReportError(f"{path} is neither a results file nor a baseline{other}")
     module = f"{path.stem}.py" if path.suffix == ".json" else path.name
     return Measurements(str(path), dict(_baseline(path, module)))
 
@@ -91,7 +97,7 @@ def read_measurements(path: Path, unjudged: bool = False) -> Measurements:
 def _results_folder(folder: Path) -> list[RunReport]:
     """Return the runs in a folder of results files, such as those of the ranks of one job."""
     paths = _json_files(folder.rglob("*.json"))
-    if not any(_RESULTS in _begin_of(path) for path in paths):
+    if not any(_RESULTS in beginning_of(path)[:256] for path in paths):
         return []
     if stored := next((path for path in paths if _BASELINE_FOLDER in path.parts), None):
         told = f"{folder} has results and baselines, such as {stored}; name the files or folders"
@@ -105,18 +111,9 @@ def _json_files(found: Iterable[Path]) -> list[Path]:
 
 def _may_be_ours(path: Path) -> bool:
     """False for JSON of other programs, such as a timeline for Perfetto."""
-    begin = _begin_of(path)
+    begin = beginning_of(path)[:256]
     is_marked = any(mark in begin for mark in (_RESULTS, b'"environment"', b'"entries"'))
     return is_marked or _BASELINE_FOLDER in path.parts or not begin.strip(b"{ \n")
-
-
-def _begin_of(path: Path) -> bytes:
-    """Return how a file begins; nothing of one that cannot be read, which its reader says."""
-    try:
-        with open_file(path) as file:
-            return file.read(256)
-    except OSError:
-        return b""
 
 
 def _measurements(name: str, runs: list[RunReport], unjudged: bool) -> Measurements:
@@ -194,23 +191,6 @@ def _environment(environment: Mapping[str, str]) -> str:
     others = {name: value for name, value in sorted(environment.items()) if name != "device"}
     named = (f"{name} {value}" for name, value in others.items() if value)
     return ", ".join(filter(None, [environment.get("device", ""), *named]))
-
-
-class Recording(enum.Enum):
-    """The kinds of recordings, each with the first bytes of its files."""
-
-    TRACE = b"PK"
-    SNAPSHOT = b"\x80"
-
-
-def recording_kind(path: Path) -> Recording | None:
-    """Return which kind of recording a file is; None for another file, or none that can be read."""
-    try:
-        with open_file(path) as file:
-            begin = file.read(2)
-    except OSError:
-        return None
-    return next((kind for kind in Recording if begin.startswith(kind.value)), None)
 
 
 def read_recording(path: Path, device: str = "") -> GpuQuestions:

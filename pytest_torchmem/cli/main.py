@@ -18,12 +18,10 @@ from typing import Final
 from pytest_torchmem import __version__
 from pytest_torchmem.cli import diff, show
 from pytest_torchmem.cli.inputs import (
-    Recording,
     converted,
     read_measurements,
     read_recording,
     read_reports,
-    recording_kind,
 )
 from pytest_torchmem.report.history import history_page, history_plots, history_table
 from pytest_torchmem.report.text.tables import ANY_WIDTH, log_line
@@ -32,6 +30,7 @@ from pytest_torchmem.simulate.gpus import parse_gpu
 from pytest_torchmem.simulate.process import notice, parse_world, variables
 from pytest_torchmem.simulate.torch_builds import fetch, torch_build
 from pytest_torchmem.store.acceptances import commits_address, read_acceptances
+from pytest_torchmem.store.file_kinds import Recording, recording_kind
 from pytest_torchmem.store.files import write_report
 from pytest_torchmem.store.run_reports import RunReport, merged
 from pytest_torchmem.values.baseline import Allowance

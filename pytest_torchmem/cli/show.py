@@ -13,11 +13,12 @@ from typing import Final
 from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.analysis.storages.explanation import PEAK, Explanation, OwnPass
 from pytest_torchmem.cli import inputs
-from pytest_torchmem.cli.inputs import Measurements, Recording
-from pytest_torchmem.measuring.events import read_events
+from pytest_torchmem.cli.inputs import Measurements
+from pytest_torchmem.measuring.events import Events
 from pytest_torchmem.report.text import tables
 from pytest_torchmem.report.text.tables import ANY_WIDTH
 from pytest_torchmem.report.text.terminal import holder_lines
+from pytest_torchmem.store.file_kinds import Recording, recording_kind
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import MarkerError, ReportError, TraceError
@@ -81,9 +82,9 @@ def operators(path: Path, pattern: str) -> str:
     Of a stored trace it is the table of all calls, and what held the GPU up. Raises `ReportError`
     where no such measurement has a timeline.
     """
-    if inputs.recording_kind(path) is Recording.TRACE:
+    if recording_kind(path) is Recording.TRACE:
         profile = analyze_trace(load_trace(path))
-        events = read_events(profile)
+        events = Events(profile.tree)
         blocks = [*_running(profile.running_at_peak), "", events.table("self_allocated_bytes", 40)]
         kernels = len(events.metrics.queue.entry_depth)
         return "\n".join([*blocks, *([events.optimizable(3)] if kernels else [])])
@@ -140,7 +141,7 @@ def explanations(
     ``at`` is ``"peak"`` or a time in milliseconds, as the columns show it. ``passes`` are category
     passes of the user: ``conftest.py:kv_cache``. Raises `TraceError` and `MarkerError`.
     """
-    if path.exists() and inputs.recording_kind(path) is not Recording.TRACE:
+    if path.exists() and recording_kind(path) is not Recording.TRACE:
         raise TraceError(
             f"{path} is no recording, and only a recording knows each storage: keep one with "
             "torchmem.save_trace(path) in the test"

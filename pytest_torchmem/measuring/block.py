@@ -13,7 +13,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
@@ -25,7 +25,7 @@ from pytest_torchmem.analysis.judge.verdict import judge_limits, sentences
 from pytest_torchmem.contexts import Around, gc_paused
 from pytest_torchmem.measuring.body_measurement import (
     BodyMeasurement,
-    MeasuredNumbers,
+    BodyRegion,
     Region,
     running,
 )
@@ -100,7 +100,7 @@ class Results(Sequence[Result]):
         return self._windows[index]
 
 
-class Measure(MeasuredNumbers):
+class Measure(Region):
     """One measured block: `measure` makes it.
 
     Its numbers can be read as soon as the block is over; while it is open, and where its body
@@ -112,10 +112,10 @@ class Measure(MeasuredNumbers):
         self._asked = asked
         self._results = results
         self._measurement: BodyMeasurement | None = None
-        self._region: Region | None = None
+        self._region: BodyRegion | None = None
         self._steps_of = ""
         self._stack = ExitStack()
-        self._inner: list[Region] = []
+        self._inner: list[BodyRegion] = []
         self._result: Result | None = None
         self._missing = "nothing has been measured yet"
 
@@ -204,11 +204,11 @@ class Measure(MeasuredNumbers):
                 "one must be within the other"
             )
 
-    def region(self, name: str) -> Around[Region]:
+    def region(self, name: str) -> AbstractContextManager[Region]:
         """Measure a part of the block; its numbers can be read as soon as that part is over."""
         part = self._recording().region(name)
 
-        def begin() -> Region:
+        def begin() -> BodyRegion:
             self._inner.append(part.__enter__())
             return self._inner[-1]
 
@@ -238,7 +238,7 @@ class Measure(MeasuredNumbers):
         """Everything that was measured."""
         window = self._window
         if self._result is None:
-            assert isinstance(window, Region)
+            assert isinstance(window, BodyRegion)
             self._result = window.result
         return self._result
 
@@ -252,7 +252,7 @@ class Measure(MeasuredNumbers):
         return self._window.picture()
 
     @property
-    def _window(self) -> BodyMeasurement | Region:
+    def _window(self) -> BodyMeasurement | BodyRegion:
         if self._missing or self._measurement is None:
             raise RecordingError(f"{self.shown_name!r} has no numbers: {self._missing}")
         return self._region or self._measurement
@@ -262,7 +262,7 @@ class Measure(MeasuredNumbers):
 
         ``{rank}`` in the path stands for the rank of this process. Where there are several ranks
         and the path does not say it, the file's name gets it: ``mem-rank1.json``. Folders that are
-        not there are made. `load_results` and the command ``torchmem`` read the file. Raises
+        not there are made. `load` and the command ``torchmem`` read the file. Raises
         `ReportError`.
         """
         window = (replace(self.result, name=""), self.picture())
@@ -270,7 +270,7 @@ class Measure(MeasuredNumbers):
         return write_windows(path, [(self.shown_name, [window, *inner])])
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write everything that was recorded to a file that `load_trace` reads."""
+        """Write everything that was recorded to a file that `load` reads."""
         self._recording().save_trace(path)
 
     def __call__(self, function: Callable[P, R]) -> Measured[P, R]:

@@ -35,8 +35,14 @@ if TYPE_CHECKING:
 __tracebackhide__ = is_torchmem_error
 
 
-class MeasuredNumbers(GpuQuestions):
-    """The numbers of a measured block: the parts of its result, under their own names."""
+class Region(GpuQuestions):
+    """The numbers of a measured block: the parts of its result, under their own names.
+
+    Attributes:
+        name: The name that it was given.
+    """
+
+    name: str
 
     @property
     @abc.abstractmethod
@@ -105,7 +111,7 @@ class _Stretch(GpuQuestions):
             self._noted = _Noted(*places_held_now(), time.time_ns())
 
 
-class Region(_Stretch, MeasuredNumbers):
+class BodyRegion(_Stretch, Region):
     """A named part of a body. Its numbers are worked out when first asked for, and then stay.
 
     What a GPU would make of them (`simulate`, `fits`) can be asked as soon as it is over.
@@ -168,7 +174,7 @@ class BodyMeasurement(_Stretch):
 
         self._device = find_device(device)
         self.device = str(self._device)
-        self.regions: list[Region] = []
+        self.regions: list[BodyRegion] = []
         self._passes = passes
         self._say = say
         self._loop_count = 0
@@ -199,20 +205,20 @@ class BodyMeasurement(_Stretch):
 
             self._gaps = gaps_so_far()
 
-    def region(self, name: str, steps_of: str = "") -> Around[Region]:
+    def region(self, name: str, steps_of: str = "") -> Around[BodyRegion]:
         """Measure the block; its numbers can be read as soon as it is over.
 
         ``steps_of`` tells the steps that are its own from those of the body.
         """
 
-        def begin() -> Region:
+        def begin() -> BodyRegion:
             mark = self._recording().mark(MarkKind.REGION_BEGIN, name)
-            self.regions.append(Region(name, self, mark, steps_of))
+            self.regions.append(BodyRegion(name, self, mark, steps_of))
             return self.regions[-1]
 
         return Around(begin, self._close)
 
-    def _close(self, region: Region) -> None:
+    def _close(self, region: BodyRegion) -> None:
         recorder = self._recording()
         with gc_paused():
             end = recorder.mark(MarkKind.REGION_END, region.name)
@@ -313,7 +319,7 @@ class BodyMeasurement(_Stretch):
         return self._kept
 
     def save_trace(self, path: str | PathLike[str]) -> None:
-        """Write what was recorded until now to a file that `load_trace` reads."""
+        """Write what was recorded until now to a file that `load` reads."""
         self.profile_so_far().tree.trace.save(path)
 
     def _recording(self) -> Recorder:

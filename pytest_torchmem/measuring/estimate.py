@@ -1,4 +1,6 @@
-"""A program on a GPU that is not there: it runs in a process of its own, on a simulated GPU.
+"""A program on a GPU that is not there, or a graph that does not run: how much memory it takes.
+
+A program runs in a process of its own, on a simulated GPU.
 
 from pytest_torchmem import GiB, estimate
 
@@ -20,8 +22,9 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
 
+from pytest_torchmem.measuring import graphs
 from pytest_torchmem.simulate.gpus import parse_gpu
 from pytest_torchmem.simulate.process import variables
 from pytest_torchmem.simulate.torch_builds import TorchBuild, require_platform, torch_build
@@ -34,6 +37,11 @@ from pytest_torchmem.values.errors import (
 )
 from pytest_torchmem.values.results import Result
 
+if TYPE_CHECKING:
+    from pytest_torchmem.analysis.estimated.estimated_result import Estimate
+    from pytest_torchmem.record.graphs.fx_graphs import Graph
+    from pytest_torchmem.values.units import Device
+
 __tracebackhide__ = is_torchmem_error
 
 Call: TypeAlias = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
@@ -43,8 +51,7 @@ _CHILD: Final = (
     "from pytest_torchmem.measuring.estimate import answer_call; answer_call({!r}, {!r})"
 )
 _INSTEAD: Final = (
-    "a graph can be estimated on every platform: "
-    "estimate_graph(torch.export.export(model, (batch,)))"
+    "a graph can be estimated on every platform: estimate(torch.export.export(model, (batch,)))"
 )
 _WRITTEN_SO: Final = (
     "it runs in a process of its own: write it as a function at the top level of a file that can "
@@ -52,22 +59,53 @@ _WRITTEN_SO: Final = (
 )
 
 
+@overload
+def estimate(
+    program: Graph,
+    *,
+    backward: Graph | None = None,
+    device: Device | None = None,
+    is_releasable: Callable[[Any], bool] | None = None,
+) -> Estimate: ...
+
+
+@overload
 def estimate(
     program: Callable[..., object], *args: object, gpu: str = "H100", **kwargs: object
-) -> Result:
-    """Return what ``program(*args, **kwargs)`` takes on a GPU, measured on a simulated one.
+) -> Result: ...
 
-    The call runs in a process of its own (Linux), with torch's CUDA build, which is installed or
-    was fetched by ``torchmem simulate --fetch``. Modules and tensors among the arguments are put
-    on the GPU first; those on ``meta`` get memory there alone. What the call returns is dropped.
 
-    ``gpu`` is a name such as ``A100-40GB``, or ``capability=9.0,memory=80GiB``. The result's name
-    says that it was simulated, and on which GPU.
+def estimate(program: Any, *args: object, **kwargs: Any) -> Result:
+    """Return what a program takes on a GPU that is not there, or what a graph needs.
+
+    **A program**: ``estimate(program, *args, gpu="H100", **kwargs)`` calls it on a simulated GPU,
+    in a process of its own (Linux), with torch's CUDA build, which is installed or was fetched by
+    ``torchmem simulate --fetch``. Modules and tensors among the arguments are put on the GPU first;
+    those on ``meta`` get memory there alone. What the call returns is dropped. ``gpu`` is a name
+    such as ``A100-40GB``, or ``capability=9.0,memory=80GiB``. The result's name says that it was
+    simulated, and on which GPU.
+
+    **A graph** is a ``torch.fx.Graph``, a ``GraphModule`` without arguments or a
+    ``torch.export.ExportedProgram``, whose nodes carry fake tensors. Nothing runs: each node is
+    taken in turn, a storage is released after its last use, and the caller keeps the graph's
+    inputs. With ``backward=graph`` the first graph is a partitioned forward, and what it saves
+    lives until its last use in the backward. ``is_releasable`` is asked of each node whether what
+    it makes is released after its last use; without it, everything is but inputs and attributes.
+    ``device`` defaults to the one that holds most.
 
     Raises `SimulationError` for a GPU that cannot be simulated, here or anywhere, `MarkerError` for
-    what cannot be called, and `EstimateError` for a program that cannot be sent to a process, that
-    ends it, or that uses no memory of the GPU. What the program raises comes out as it is.
+    what cannot be called, `EstimateError` for a graph without fake tensors and for a program that
+    cannot be sent to a process, that ends it, or that uses no memory of the GPU, and `DeviceError`
+    for a device that nothing in a graph is on. What the program raises comes out as it is.
     """
+    if graphs.reads_as_graph(program) and not args and "gpu" not in kwargs:
+        return graphs.estimate_graph(program, **kwargs)
+    return _simulated(program, args, kwargs.pop("gpu", "H100"), kwargs)
+
+
+def _simulated(
+    program: Callable[..., object], args: tuple[object, ...], gpu: str, kwargs: dict[str, object]
+) -> Result:
     if not callable(program):
         raise MarkerError(f"estimate needs a module or a function, got {program!r}")
     if not isinstance(gpu, str):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,23 +12,9 @@ from pytest_torchmem.analysis.events.averages import Average, find_averages
 from pytest_torchmem.analysis.events.calls import CallList, list_calls
 from pytest_torchmem.analysis.events.metrics import Event, EventMetrics, MemoryEvent
 from pytest_torchmem.analysis.events.op_tree import OpTree, build_op_tree
-from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.report.text.event_tables import averages_table, optimizable_text
 from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.trace import Trace
-
-
-def read_events(profile: object) -> Events:
-    """Return the events of a finished ``torch.profiler.profile``, of a `Trace`, or of its analysis.
-
-    Of a profile every event is read, as torch's own functions do. A stored trace holds what was
-    stored: a recording of ours has no Python calls that lead to nothing, no sizes of inputs and no
-    kernels; one that `Events.save` wrote has them. Raises `TraceError` for a profile that has not
-    finished.
-    """
-    if isinstance(profile, MemoryProfile):
-        return Events(profile.tree)
-    return Events(build_op_tree(trace_in(profile, whole=True)))
 
 
 def trace_in(profile: object, *, whole: bool = False) -> Trace:
@@ -47,9 +32,10 @@ class Events:
 
     tree: OpTree
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything to a file, for `load_trace`. Raises `TraceError`."""
-        self.tree.trace.save(path)
+    @classmethod
+    def of(cls, profile: object) -> Events:
+        """Return the events of a finished ``torch.profiler.profile``, or of a trace."""
+        return cls(build_op_tree(trace_in(profile, whole=True)))
 
     @cached_property
     def metrics(self) -> EventMetrics:

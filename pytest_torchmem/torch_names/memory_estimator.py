@@ -7,7 +7,7 @@
 Arguments and results are torch's, with three differences: every function takes a
 ``device_filter``, which by default accepts every device (torch's leaves out the CPU, and so
 answers 0 for a graph on it); sizes that are symbolic are their hints before ``size_of`` sees them;
-``get_peak_memory`` gives a number, where torch 2.13 raises. Graphs may be whatever `estimate_graph`
+``get_peak_memory`` gives a number, where torch 2.13 raises. Graphs may be whatever `estimate`
 takes. Sizes are bytes. Raises `EstimateError` for a graph whose nodes carry no fake tensors.
 """
 
@@ -118,7 +118,7 @@ def get_peak_memory(
     """Return the larger peak of a forward graph and its backward, with what stays between them.
 
     As torch defines it: primals that the backward does not take are left out of its peak.
-    `pytest_torchmem.estimate_pair` counts them.
+    `pytest_torchmem.estimate(forward, backward=backward)` counts them.
     """
     return pair_peak_bytes(*read_pair(fwd_graph, bwd_graph), _by_name(device_filter))
 

@@ -26,7 +26,7 @@ import torch
 
 from pytest_torchmem.analysis.torch_view.torch_labels import TorchLabels
 from pytest_torchmem.analysis.torch_view.torch_timeline import Action, in_snapshot
-from pytest_torchmem.measuring.export import write_json, write_timeline_page
+from pytest_torchmem.measuring.profile import write_json, write_timeline_page
 from pytest_torchmem.record.profiled.mentions import InputShapes, Signature
 from pytest_torchmem.record.recorded_tables import StringTable
 from pytest_torchmem.record.torch_api import dispatcher, profiler

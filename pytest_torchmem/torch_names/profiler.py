@@ -32,9 +32,9 @@ from torch.profiler import (
     tensorboard_trace_handler,
 )
 
-from pytest_torchmem.analysis.events.averages import NUMBERS, Average
-from pytest_torchmem.measuring.events import Events, read_events
-from pytest_torchmem.measuring.export import export_stacks as _export_stacks
+from pytest_torchmem.analysis.events.averages import NUMBERS, Average, stacks_by_time
+from pytest_torchmem.measuring.events import Events
+from pytest_torchmem.measuring.profile import TORCHS_WEIGHTS, write_stacks
 from pytest_torchmem.report.text.event_tables import averages_table
 from pytest_torchmem.torch_names import memory_profiler as _memory_profiler
 from pytest_torchmem.torch_names import utils as _utils
@@ -103,6 +103,10 @@ class AverageRow:
         return self.average.time_ns / 1000
 
     @property
+    def device_time(self) -> float:
+        return self.device_time_total / max(1, self.count)
+
+    @property
     def self_device_time_total(self) -> float:
         return self.average.self_device_time_ns / 1000
 
@@ -168,7 +172,7 @@ class _Answers:
     ) -> AverageRows:
         """Return the calls of one name together; of all cycles where ``acc_events`` is on."""
         found: dict[_Key, list[AverageRow]] = {}
-        for events in self._cycles or [read_events(self)]:
+        for events in self._cycles or [Events.of(self)]:
             labels = {label.name.partition("#")[0] for label in events.labels}
             for row in events.averages(
                 by_inputs=group_by_input_shape,
@@ -182,7 +186,10 @@ class _Answers:
 
     def export_stacks(self, path: str, metric: str = "self_cpu_time_total") -> None:
         """Write Python stacks with the time of each, for flame graph tools."""
-        _export_stacks(self, path, metric)
+        if metric not in TORCHS_WEIGHTS:
+            raise ValueError(f"metric must be one of {', '.join(TORCHS_WEIGHTS)}, not {metric!r}")
+        on_device = TORCHS_WEIGHTS[metric] == "device_time"
+        write_stacks(path, stacks_by_time(Events.of(self).calls, on_device))
 
 
 def _sum(one: AverageRow, other: AverageRow) -> AverageRow:
@@ -201,7 +208,7 @@ class AnsweredProfile(_Answers, torch.profiler.profile):
         """End a cycle. With ``acc_events`` its events are kept, beside those of the others."""
         super().stop_trace()
         if self.acc_events:
-            self._cycles.append(read_events(self))
+            self._cycles.append(Events.of(self))
 
     def _memory_profile(self) -> Any:
         return _memory_profiler.MemoryProfile(self)

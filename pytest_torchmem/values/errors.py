@@ -28,6 +28,11 @@ class TorchmemError(Exception):
         """The text without the slug, to be part of a longer one that ends with a slug itself."""
         return super().__str__()
 
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Everything that is wrong, the first line first."""
+        return (self.sentence,)
+
 
 class SizeError(TorchmemError, slug="bad-size"):
     """A size or tolerance that cannot be read."""
@@ -72,20 +77,22 @@ class ReportError(TorchmemError, slug="bad-report"):
 class LimitError(TorchmemError, AssertionError, slug="over-limit"):
     """A measurement outside pytest that is not as it must be; `unittest` counts it as a failure.
 
-    Attributes:
-        sentences: Everything that is wrong, the first line included.
-        slug: What is wrong first: ``over-limit``, or why a limit could not be judged.
+    Its ``slug`` is what is wrong first: ``over-limit``, or why a limit could not be judged.
     """
 
     #: Tracebacks name it as users import it.
-    __module__ = "pytest_torchmem"
+    __module__ = "pytest_torchmem.types"
 
     def __init__(
         self, sentence: str, sentences: tuple[str, ...] = (), slug: str = "over-limit"
     ) -> None:
         super().__init__(sentence)
-        self.sentences = sentences or (sentence,)
+        self._sentences = sentences
         self.slug = slug
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        return self._sentences or super().sentences
 
 
 class SnapshotError(TorchmemError, slug="bad-snapshot"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchmem import KiB
+from pytest_torchmem.values.units import KiB
 
 
 def ones(size_bytes: int) -> torch.Tensor:

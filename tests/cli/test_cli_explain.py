@@ -56,7 +56,8 @@ def test_category_module_and_moment_choose(command, trace):
 
 
 PASS = """
-from pytest_torchmem import Category, StorageClaim
+from pytest_torchmem import Category
+from pytest_torchmem.hooks import StorageClaim
 
 def cache(storages):
     return [StorageClaim(s, Category.BUFFER, "the cache") for s in storages if s.born_ns]

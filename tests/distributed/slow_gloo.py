@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from pytest_torchmem import KiB, measure
+from pytest_torchmem import measure
+from pytest_torchmem.values.units import KiB
 
 ROUNDS = 20
 PART_BYTES = 64 * KiB

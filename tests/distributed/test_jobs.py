@@ -9,7 +9,8 @@ import pytest
 from launching import needs_gloo, run
 from training import BATCH, LAYERS, PARAMETER_BYTES, RANKS, WIDTH
 
-from pytest_torchmem import LimitError, MiB, RankResults, load_ranks
+from pytest_torchmem import MiB, Ranks
+from pytest_torchmem.types import LimitError
 
 JOB = Path(__file__).with_name("training.py")
 
@@ -25,8 +26,8 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def job_of(folder: Path, name: str) -> RankResults:
-    return load_ranks(folder / f"{name}-rank*.json")
+def job_of(folder: Path, name: str) -> Ranks:
+    return Ranks.load(folder / f"{name}-rank*.json")
 
 
 def test_each_rank_leaves_a_file(folder):

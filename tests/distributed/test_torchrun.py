@@ -10,7 +10,7 @@ import pytest
 from launching import TORCHRUN, needs_gloo, run
 from training import PARAMETER_BYTES, RANKS
 
-from pytest_torchmem import load_ranks
+from pytest_torchmem import Ranks
 from pytest_torchmem.store.run_reports import read_run
 
 pytestmark = needs_gloo
@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from training import BATCH, PARAMETER_BYTES, WIDTH, replicated, sharded
 
-from pytest_torchmem import gather_ranks, measure
+from pytest_torchmem import Ranks, measure
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,7 +58,7 @@ def test_ddp(torchmem, ddp):
     more = int(os.environ.get("MORE", "0")) if dist.get_rank() == 1 else 0
     with torchmem.measure("step") as region:
         step(ddp, more)
-    ranks = gather_ranks(region)
+    ranks = Ranks.gather(region)
     assert ranks.of(dist.get_rank()) == region.result
     ranks.check(parameter=PARAMETER_BYTES, spread="64MiB")
 
@@ -68,7 +68,7 @@ def test_ddp(torchmem, ddp):
 def test_fsdp(fsdp):
     with measure("step") as region:
         step(fsdp)
-    for one in gather_ranks(region):
+    for one in Ranks.gather(region):
         assert one.result.peak.parameter == PARAMETER_BYTES // 2
 """
 
@@ -106,7 +106,7 @@ def test_each_rank_has_baselines_and_a_report_of_its_own(project):
 
 
 def test_the_reports_of_all_ranks_are_results_of_a_job(project):
-    ranks = load_ranks(project / "run-rank*.json", "test_job.py::test_ddp")
+    ranks = Ranks.load(project / "run-rank*.json", "test_job.py::test_ddp")
     assert [one.result.peak.parameter for one in ranks] == [PARAMETER_BYTES] * RANKS
     for rank in range(RANKS):
         tests = read_run(project / f"run-rank{rank}.json").tests

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_torchmem import MiB, gather_ranks, measure
+from pytest_torchmem import MiB, Ranks, measure
 
 LAYERS = 4
 WIDTH = 256
@@ -61,7 +61,7 @@ def train(model: torch.nn.Module, folder: Path, name: str, batch: int) -> None:
     step()
     with measure(name, device="cpu", output=folder / f"{name}.json") as block:
         step()
-    gather_ranks(block).check(parameter=PARAMETER_BYTES)
+    Ranks.gather(block).check(parameter=PARAMETER_BYTES)
 
 
 def exchange(folder: Path) -> None:
@@ -69,7 +69,7 @@ def exchange(folder: Path) -> None:
     with measure("around", device="cpu") as gathered:
         with gathered.region("part") as part:
             torch.ones(MiB // 4)
-        peaks = [one.result.peak.total for one in gather_ranks(part)]
+        peaks = [one.result.peak.total for one in Ranks.gather(part)]
     with measure("around", device="cpu") as recorded:
         torch.ones(MiB // 4)
         dist.all_gather_object([None] * RANKS, "anything")

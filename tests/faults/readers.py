@@ -29,7 +29,8 @@ from pytest_torchmem.analysis.caching_allocator import AllocatorSettings, Reques
 from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.analysis.sampling import sketch
 from pytest_torchmem.cli.main import main
-from pytest_torchmem.measuring.saving import load_ranks, load_results
+from pytest_torchmem.measuring.loading import load
+from pytest_torchmem.measuring.ranks import Ranks
 from pytest_torchmem.plugin.options.marker import read_markers
 from pytest_torchmem.plugin.options.option_table import OPTIONS
 from pytest_torchmem.plugin.options.settings import read_settings
@@ -124,8 +125,8 @@ RESULTS = of_file(
     "run.json",
     lambda chance: damaged_json(RUN, chance),
     read_run,
-    load_results,
-    lambda path: load_ranks([path]),
+    load,
+    lambda path: Ranks.load([path]),
     command("show", "FILE"),
     command("show", "FILE", "test_train"),
     command("show", "FILE", "--operators"),

@@ -9,11 +9,12 @@ import threading
 import pytest
 import torch
 
-from pytest_torchmem import LimitError, MiB, TorchmemError, measure
+from pytest_torchmem import MiB, TorchmemError, measure
 from pytest_torchmem.measuring.body_measurement import running
 from pytest_torchmem.record import devices
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd, profiler
+from pytest_torchmem.types import LimitError
 from pytest_torchmem.values.errors import DeviceError, MarkerError, RecordingError
 
 ONE_MIB = MiB // 4
@@ -120,7 +121,7 @@ def test_a_limit_error_crosses_processes_and_counts_as_a_failed_assertion():
     error = pickle.loads(pickle.dumps(LimitError("first", ("first", "second"))))
     assert isinstance(error, AssertionError)
     assert isinstance(error, TorchmemError)
-    assert (str(error), error.sentences) == ("first [over-limit]", ("first", "second"))  # type: ignore[attr-defined]
+    assert (str(error), error.sentences) == ("first [over-limit]", ("first", "second"))
 
 
 def test_what_the_body_raises_comes_out_and_all_is_restored():

@@ -14,17 +14,11 @@ import pytest
 import torch
 from torch.profiler import profile, record_function, schedule
 
-from pytest_torchmem import (
-    TorchmemError,
-    analyze,
-    export_chrome_trace,
-    export_stacks,
-    load_trace,
-    measure,
-    read_events,
-)
+from pytest_torchmem import TorchmemError, analyze, load, measure
 from pytest_torchmem.analysis.events.averages import NUMBERS, Average, find_total
+from pytest_torchmem.measuring.events import Events
 from pytest_torchmem.record.profiled.from_profiler import kind_by_name
+from pytest_torchmem.values.errors import MarkerError
 from pytest_torchmem.values.trace import DeviceEventKind, EventKind, Scope
 from tests.builders import TraceBuilder
 
@@ -133,21 +127,21 @@ def ours(rows: Iterable[Average]) -> dict[Any, tuple[int, ...]]:
 
 
 def test_averages_are_those_of_key_averages(done: Any) -> None:
-    averages = ours(read_events(done).averages())
+    averages = ours(Events.of(done).averages())
     assert averages == theirs(done.events())
     assert len(averages) > 40
     assert list(averages) == list(theirs(done.events()))
 
 
 def test_averages_by_the_sizes_of_inputs_are_torchs(done: Any) -> None:
-    averages = ours(read_events(done).averages(by_inputs=True))
+    averages = ours(Events.of(done).averages(by_inputs=True))
     assert averages == theirs(done.events(), group_by_input_shapes=True)
-    assert len(averages) > len(ours(read_events(done).averages()))
+    assert len(averages) > len(ours(Events.of(done).averages()))
 
 
 def test_averages_by_overload_are_torchs() -> None:
     done = finished("verbose")
-    averages = read_events(done).averages(by_overload=True)
+    averages = Events.of(done).averages(by_overload=True)
     assert ours(averages) == theirs(done.events(), group_by_overload_name=True)
     assert {"Tensor", "out"} & {row.overload for row in averages}
 
@@ -155,13 +149,13 @@ def test_averages_by_overload_are_torchs() -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_averages_by_stack_are_torchs_where_it_was_asked_to_be_verbose(count: int) -> None:
     done = finished("verbose")
-    averages = read_events(done).averages(by_stack=count)
+    averages = Events.of(done).averages(by_stack=count)
     assert ours(averages) == theirs(done.events(), group_by_stack_n=count)
-    assert len(averages) > len(read_events(done).averages())
+    assert len(averages) > len(Events.of(done).averages())
 
 
 def test_stacks_are_known_without_being_verbose_and_a_backward_pass_has_its_forwards() -> None:
-    rows = read_events(finished("stacks")).averages(by_stack=3)
+    rows = Events.of(finished("stacks")).averages(by_stack=3)
     products = {row.stack[:2] for row in rows if row.name == "aten::mm"}
     forward = next(row.stack for row in rows if row.name == "aten::addmm")
     assert any("linear" in frame for frame in forward)
@@ -169,7 +163,7 @@ def test_stacks_are_known_without_being_verbose_and_a_backward_pass_has_its_forw
 
 
 def test_the_total_is_torchs(done: Any) -> None:
-    total, expected = find_total(read_events(done).averages()), done.events().total_average()
+    total, expected = find_total(Events.of(done).averages()), done.events().total_average()
     assert total.calls == expected.count
     assert total.self_time_ns == round(expected.self_cpu_time_total * 1000)
     assert total.self_cpu_bytes == expected.self_cpu_memory_usage
@@ -179,7 +173,7 @@ def test_the_total_is_torchs(done: Any) -> None:
 def test_top_level_calls_are_those_within_no_other() -> None:
     done = finished("plain")
     text = done.key_averages().table(top_level_events_only=True)
-    rows = read_events(done).averages(top_level=True)
+    rows = Events.of(done).averages(top_level=True)
     assert {"forward", "aten::ones"} & {row.name for row in rows} == {"forward"}
     assert [row.name for row in rows if row.name not in text and len(row.name) < 50] == []
     calls = [event.name for event in done.events() if event.cpu_parent is None]
@@ -187,13 +181,13 @@ def test_top_level_calls_are_those_within_no_other() -> None:
 
 
 def test_memory_outside_of_every_call_has_a_row_of_its_own() -> None:
-    rows = {row.name: row for row in read_events(finished("plain")).averages()}
+    rows = {row.name: row for row in Events.of(finished("plain")).averages()}
     assert rows["[memory]"].cpu_bytes < 0
-    assert "[memory]" not in {row.name for row in read_events(finished("stacks")).averages()}
+    assert "[memory]" not in {row.name for row in Events.of(finished("stacks")).averages()}
 
 
 def test_the_table_is_sorted_and_says_what_it_left_out() -> None:
-    events = read_events(finished("verbose"))
+    events = Events.of(finished("verbose"))
     lines = events.table("allocated_bytes", 3, by_inputs=True, by_overload=True).splitlines()
     largest = sorted((row.allocated_bytes for row in events.averages(by_inputs=True)), reverse=True)
     assert "overload" in lines[0]
@@ -206,7 +200,7 @@ def test_the_table_is_sorted_and_says_what_it_left_out() -> None:
 
 
 def test_a_table_can_be_sorted_by_every_number() -> None:
-    events = read_events(finished("plain"))
+    events = Events.of(finished("plain"))
     for column in NUMBERS:
         first = max(events.averages(), key=lambda row: int(getattr(row, column)))
         shown = events.table(column, 5).splitlines()[1].partition("  ")[0]
@@ -220,7 +214,7 @@ def test_what_was_allocated_counts_without_frees() -> None:
         with b.op("aten::inner"):
             b.alloc(40)
         b.free(first)
-    rows = {row.name: row for row in read_events(b.build()).averages()}
+    rows = {row.name: row for row in Events.of(b.build()).averages()}
     outer = rows["aten::outer"]
     assert (outer.self_cpu_bytes, outer.cpu_bytes) == (0, 40)
     assert (outer.self_allocated_bytes, outer.allocated_bytes) == (100, 140)
@@ -233,7 +227,7 @@ def test_bytes_of_a_gpu_are_counted_apart() -> None:
         b.alloc(100, device=1)
         with b.op("aten::inner"):
             b.alloc(40, device=1)
-    rows = {row.name: row for row in read_events(b.build()).averages()}
+    rows = {row.name: row for row in Events.of(b.build()).averages()}
     outer = rows["aten::outer"]
     assert (outer.self_cpu_bytes, outer.cpu_bytes) == (7, 7)
     assert (outer.self_device_bytes, outer.device_bytes) == (100, 140)
@@ -247,7 +241,7 @@ def test_each_allocation_has_its_operator_and_labels() -> None:
     with b.op("step", is_operator=False, scope=LABEL), b.op("aten::mm"), b.op("aten::empty"):
         block = b.alloc(64)
     b.free(block)
-    made, freed = read_events(b.build()).memory
+    made, freed = Events.of(b.build()).memory
     assert (made.operator, made.labels, made.size_bytes) == ("aten::empty", ("step",), 64)
     assert (freed.operator, freed.labels, freed.size_bytes) == ("", (), -64)
     assert freed.top_level
@@ -258,7 +252,7 @@ def test_each_allocation_has_its_operator_and_labels() -> None:
 def test_top_level_memory_is_what_torch_calls_so() -> None:
     done = finished("plain")
     expected = [e.cpu_memory_usage for e in done.events() if e.name == "[memory]"]
-    found = [event.size_bytes for event in read_events(done).memory if event.top_level]
+    found = [event.size_bytes for event in Events.of(done).memory if event.top_level]
     assert found == expected
     assert found
 
@@ -267,7 +261,7 @@ def test_an_allocation_that_failed_is_an_event() -> None:
     b = TraceBuilder()
     with b.op("aten::empty", kind=OUT):
         pass
-    events = read_events(b.build())
+    events = Events.of(b.build())
     (failed,) = events.memory
     assert failed.out_of_memory
     assert failed.size_bytes == 0
@@ -282,20 +276,20 @@ def test_the_profilers_second_event_of_a_failed_allocation_is_no_row_of_its_own(
 
 def test_labels_and_steps_have_their_times() -> None:
     done = finished("steps")
-    spans = read_events(done).labels
+    spans = Events.of(done).labels
     steps = [span.name for span in spans if span.kind == "step"]
     assert steps[:2] == ["ProfilerStep#1", "ProfilerStep#2"]
     labels = [span for span in spans if span.name == "forward"]
     expected = [e.time_range.elapsed_us() for e in done.events() if e.name == "forward"]
     assert [s.end_ns - s.begin_ns for s in labels] == [round(us * 1000) for us in expected]
-    (row,) = (r for r in read_events(done).averages() if r.name.startswith("ProfilerStep"))
+    (row,) = (r for r in Events.of(done).averages() if r.name.startswith("ProfilerStep"))
     assert (row.name, row.calls) == ("ProfilerStep*", len(steps))
 
 
 def test_the_profilers_own_cost_is_known() -> None:
-    events = read_events(finished("plain"))
+    events = Events.of(finished("plain"))
     assert 0 < events.own_cost_ns < 60_000 * MS
-    assert read_events(TraceBuilder().build()).own_cost_ns == 0
+    assert Events.of(TraceBuilder().build()).own_cost_ns == 0
 
 
 # --- files ------------------------------------------------------------------------------------
@@ -310,7 +304,7 @@ def lines_of(path: Path) -> Iterator[tuple[str, int]]:
 def test_stacks_by_time_are_those_of_export_stacks(tmp_path: Path) -> None:
     done = finished("verbose")
     done.export_stacks(str(tmp_path / "theirs"), "self_cpu_time_total")
-    export_stacks(done, tmp_path / "ours", "time")
+    analyze(done).export(tmp_path / "ours", "stacks", weight="time")
     expected: Counter[str] = Counter()
     lines: Counter[str] = Counter()
     for stack, weight in lines_of(tmp_path / "theirs"):
@@ -328,11 +322,11 @@ def test_stacks_by_time_are_those_of_export_stacks(tmp_path: Path) -> None:
 
 def test_stacks_by_bytes_hold_the_peak(tmp_path: Path) -> None:
     done = finished("stacks")
-    export_stacks(done, tmp_path / "peak", device="cpu")
+    analyze(done, "cpu").export(tmp_path / "peak", "stacks")
     weights = dict(lines_of(tmp_path / "peak"))
     assert sum(weights.values()) == analyze(done, "cpu").peak.total
-    export_stacks(done, tmp_path / "allocated", "allocated", "cpu")
-    made = [event.size_bytes for event in read_events(done).memory if event.size_bytes > 0]
+    analyze(done, "cpu").export(tmp_path / "allocated", "stacks", weight="allocated")
+    made = [event.size_bytes for event in Events.of(done).memory if event.size_bytes > 0]
     assert 0 < sum(weight for _, weight in lines_of(tmp_path / "allocated")) <= sum(made)
     deepest = max((stack for stack in weights if ";" in stack), key=lambda s: s.count(";"))
     assert re.search(r"test_events\.py\(\d+\):_train;", deepest)
@@ -342,26 +336,29 @@ def test_a_recording_of_ours_has_stacks_too(tmp_path: Path) -> None:
     with measure(device="cpu") as block:
         kept = loss_of(1000)
     block.save_trace(tmp_path / "body.trace")
-    export_stacks(load_trace(tmp_path / "body.trace"), tmp_path / "stacks")
+    load(tmp_path / "body.trace").export(tmp_path / "stacks", "stacks")
     ((stack, weight),) = lines_of(tmp_path / "stacks")
     assert weight == kept.nbytes
     assert re.search(r"test_events\.py\(\d+\):_loss_of;aten::", stack)
 
 
 def test_a_stack_has_a_known_weight(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="weight must be one of peak, allocated, time"):
-        export_stacks(finished("plain"), tmp_path / "x", "speed")
+    profile = analyze(finished("plain"))
+    with pytest.raises(MarkerError, match="export, weight: 'speed' is none of 'peak', 'allocated'"):
+        profile.export(tmp_path / "x", "stacks", weight="speed")
+    with pytest.raises(MarkerError, match="export, as_: 'flames' is none of 'timeline', 'trace'"):
+        profile.export(tmp_path / "x", "flames")  # type: ignore[arg-type]
 
 
 def test_a_profile_that_has_not_finished_is_refused() -> None:
     with pytest.raises(TorchmemError, match="after it has stopped"):
-        read_events(profile())
+        Events.of(profile())
 
 
 def test_the_chrome_trace_has_the_operators_of_torchs(tmp_path: Path) -> None:
     done = finished("plain")
     done.export_chrome_trace(str(tmp_path / "theirs.json"))
-    export_chrome_trace(done, tmp_path / "ours.json", "cpu")
+    analyze(done, "cpu").export(tmp_path / "ours.json", "trace")
     found = [
         json.loads((tmp_path / name).read_text())["traceEvents"]
         for name in ("theirs.json", "ours.json")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem import MiB, load_results
+from pytest_torchmem import MiB, load
 from tests.documents import DOCS, blocks, run
 
 PAGE = DOCS / "outside-pytest.md"
@@ -35,7 +35,7 @@ print(work.peak.total)
 """
     done = run_script(tmp_path, code)
     assert (done.stdout, done.stderr) == (f"{4 * MiB}\n", "")
-    assert load_results(tmp_path / "mem.json")["work"].retained.total == 4 * MiB
+    assert load(tmp_path / "mem.json")["work"].retained.total == 4 * MiB
 
 
 def test_a_script_over_its_limit_ends_with_the_sentence(tmp_path):
@@ -55,8 +55,8 @@ work()
     done = run_script(tmp_path, code)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "pytest_torchmem.LimitError: in 'work', memory peaked at 4.0 MiB, +3.0 MiB (+300 %) over "
-        "the "
+        "pytest_torchmem.types.LimitError: in 'work', memory peaked at 4.0 MiB, +3.0 MiB (+300 %) "
+        "over the "
         "limit of 1.0 MiB: largest 4.0 MiB of temporary from aten::ones at script.py:9 [over-limit]"
     )
 
@@ -115,7 +115,8 @@ import multiprocessing
 
 import torch
 
-from pytest_torchmem import LimitError, measure
+from pytest_torchmem import measure
+from pytest_torchmem.types import LimitError
 
 
 def work(size):
@@ -135,9 +136,9 @@ if __name__ == "__main__":
 """
     done = run_script(tmp_path, code)
     assert done.stdout.splitlines() == [
-        f"work {3 * MiB} script.py:11",
+        f"work {3 * MiB} script.py:12",
         "in 'work', memory peaked at 5.0 MiB, +1.0 MiB (+25 %) over the limit of 4.0 MiB: "
-        "largest 5.0 MiB of temporary from aten::ones at script.py:11",
+        "largest 5.0 MiB of temporary from aten::ones at script.py:12",
     ], done.stderr
 
 
@@ -183,7 +184,7 @@ def test_the_examples_of_the_page_run(examples):
     done = run(examples, "train.py")
     assert done.returncode == 0, done.stderr
     assert "memory peaked at" in done.stdout
-    assert list(load_results(examples / "mem.json")) == ["train step", "train step::first"]
+    assert list(load(examples / "mem.json")) == ["train step", "train step::first"]  # type: ignore[arg-type]
 
 
 def test_the_job_of_the_page_runs(examples):

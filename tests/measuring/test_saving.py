@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_torchmem import (
-    MiB,
-    gather_ranks,
-    load_ranks,
-    load_results,
-    measure,
-    save_results,
-)
+from pytest_torchmem import MiB, Ranks, load, measure, save
 from pytest_torchmem.analysis.estimated.estimated_result import Estimate
 from pytest_torchmem.analysis.estimated.static import lifetimes_by_last_use
 from pytest_torchmem.cli.main import Exit, main
@@ -67,8 +60,8 @@ def save_ranks(as_rank, sizes, path="mem.json"):
 def test_a_block_comes_back_as_it_was():
     block = block_of(3)
     assert block.save("folder/mem.json") == Path("folder/mem.json")
-    loaded = load_results("folder/mem.json")
-    assert list(loaded) == ["step", "step::part"]
+    loaded = load("folder/mem.json")
+    assert list(loaded) == ["step", "step::part"]  # type: ignore[arg-type]
     assert loaded["step"].peak.by_category == block.peak.by_category
     assert loaded["step"].retained == block.retained
     assert (loaded["step"].name, loaded["step::part"].name) == ("step", "part")
@@ -92,7 +85,7 @@ def test_output_writes_a_file_and_does_so_before_a_limit_raises():
         measure("step", total="1B", output="mem.json", device="cpu"),
     ):
         torch.ones(MiB // 4)
-    assert load_results("mem.json")["step"].peak.total == 1 * MiB
+    assert load("mem.json")["step"].peak.total == 1 * MiB
 
 
 def test_results_of_calls_are_numbered_in_a_file():
@@ -102,16 +95,16 @@ def test_results_of_calls_are_numbered_in_a_file():
 
     for mib in (2, 1):
         work(mib)
-    save_results("mem.json", work.results)
-    found = {name: result.peak.total for name, result in load_results("mem.json").items()}
+    save("mem.json", work.results)
+    found = {name: result.peak.total for name, result in load("mem.json").items()}
     assert found == {"work": 2 * MiB, "work (2)": 1 * MiB}
 
 
 def test_an_estimate_stays_one_in_a_file(capsys):
     node = StaticNode("x", NodeKind.INPUT, makes=(0,))
     graph = StaticGraph((node,), (StaticStorage(10, "cpu"),))
-    save_results("mem.json", [Estimate.of(StaticRun(graph, lifetimes_by_last_use(graph), "cpu"))])
-    assert load_results("mem.json")["measured"].estimated
+    save("mem.json", [Estimate.of(StaticRun(graph, lifetimes_by_last_use(graph), "cpu"))])
+    assert load("mem.json")["measured"].estimated
     assert main(["show", "mem.json"]) == Exit.OK
     assert "(estimated)" in capsys.readouterr().out
 
@@ -133,15 +126,15 @@ def test_a_file_of_ours_is_one_that_the_command_reads(capsys):
 
 def test_a_file_that_is_not_there_or_damaged_is_named(tmp_path):
     with pytest.raises(ReportError, match=r"absent\.json cannot be read"):
-        load_results("absent.json")
+        load("absent.json")
     block_of(1).save("mem.json")
     text = (tmp_path / "mem.json").read_text(encoding="utf-8")
     (tmp_path / "mem.json").write_text(text[: len(text) // 2], encoding="utf-8")
     with pytest.raises(ReportError, match=r"mem\.json cannot be read"):
-        load_results("mem.json")
+        load("mem.json")
     (tmp_path / "mem.json").write_text("[]", encoding="utf-8")
     with pytest.raises(ReportError, match="no results file"):
-        load_results("mem.json")
+        load("mem.json")
     with pytest.raises(ReportError, match="cannot be written"):
         block_of(1).save("mem.json/below.json")
     assert [path.name for path in tmp_path.iterdir()] == ["mem.json"]
@@ -154,9 +147,9 @@ def test_a_process_alone_is_the_only_rank():
 def test_the_files_of_all_ranks_become_their_results(as_rank, tmp_path):
     save_ranks(as_rank, (2, 5, 3))
     for paths in ("mem-rank*.json", tmp_path, sorted(tmp_path.glob("*"), reverse=True)):
-        ranks = load_ranks(paths)
+        ranks = Ranks.load(paths)
         assert (len(ranks), ranks.largest.rank, ranks.spread_bytes) == (3, 1, 3 * MiB)
-    assert load_ranks("mem-rank*.json", "step::part").spread_bytes == 0
+    assert Ranks.load("mem-rank*.json", "step::part").spread_bytes == 0
 
 
 def test_the_command_tells_ranks_apart(as_rank, tmp_path, capsys):
@@ -170,7 +163,7 @@ def test_the_command_tells_ranks_apart(as_rank, tmp_path, capsys):
     assert "5.0 MiB  step on cpu, rank 1 of 2," in capsys.readouterr().out
     files = [str(path) for path in sorted((tmp_path / "after").iterdir())]
     assert main(["report", *files, "-o", "all.json"]) == Exit.OK
-    assert list(load_results("all.json")) == [
+    assert list(load("all.json")) == [  # type: ignore[arg-type]
         f"step [rank {n} of 2]{part}" for n in (0, 1) for part in ("", "::part")
     ]
 
@@ -184,41 +177,41 @@ def test_files_that_are_not_those_of_one_job_are_refused(as_rank, tmp_path):
     save_ranks(as_rank, (1, 1))
     (tmp_path / "again.json").write_bytes((tmp_path / "mem-rank1.json").read_bytes())
     with pytest.raises(RankError, match="are both of rank 1"):
-        load_ranks(tmp_path)
+        Ranks.load(tmp_path)
     (tmp_path / "again.json").unlink()
     as_rank(2, 3)
     block_of(1).save("mem.json")
     with pytest.raises(RankError, match="jobs of different sizes"):
-        load_ranks("mem-rank*.json")
+        Ranks.load("mem-rank*.json")
     with pytest.raises(RankError, match="of 3 ranks there is no file of rank 0, 1"):
-        load_ranks("mem-rank2.json")
+        Ranks.load("mem-rank2.json")
     with pytest.raises(RankError, match="there is no file in 'none-\\*'"):
-        load_ranks("none-*")
+        Ranks.load("none-*")
     with pytest.raises(ReportError, match="cannot be read"):
-        load_ranks("none.json")
+        Ranks.load("none.json")
 
 
 def test_a_result_is_asked_for_by_name_where_a_file_has_several():
-    save_results("mem.json", [block_of(1, "one").result, block_of(2, "two").result])
+    save("mem.json", [block_of(1, "one").result, block_of(2, "two").result])
     with pytest.raises(RankError, match="more than one result, and no name given; it has one, two"):
-        load_ranks("mem.json")
+        Ranks.load("mem.json")
     with pytest.raises(RankError, match="no result called 'three'"):
-        load_ranks("mem.json", "three")
-    assert load_ranks("mem.json", "two").largest.result.peak.total == 2 * MiB
+        Ranks.load("mem.json", "three")
+    assert Ranks.load("mem.json", "two").largest.result.peak.total == 2 * MiB
 
 
 def test_a_process_alone_gathers_its_own_result():
     block = block_of(2)
     for measured in (block, block.result):
-        assert gather_ranks(measured).results == (block.result,)
+        assert Ranks.gather(measured).results == (block.result,)
     with pytest.raises(RecordingError, match="nothing has been measured"):
-        gather_ranks(measure())
+        Ranks.gather(measure())
 
 
 def test_gathering_without_a_process_group_is_an_error_in_a_job(as_rank):
     as_rank(1, 2)
     with pytest.raises(RankError, match="rank 1 of 2, and there is no process group"):
-        gather_ranks(block_of(1))
+        Ranks.gather(block_of(1))
 
 
 def test_each_rank_has_baselines_of_its_own(as_rank):

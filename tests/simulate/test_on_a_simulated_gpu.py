@@ -505,7 +505,8 @@ def test_a_backward_pass_is_of_the_modules_that_made_it_where_a_forward_runs_aga
     """
     code = """
         import torch
-        from pytest_torchmem import analyze, load_trace, measure
+        from pytest_torchmem import analyze, measure
+        from pytest_torchmem.store.traces import load_trace
         from torch import nn
         from torch.utils.checkpoint import checkpoint
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pytest_torchmem import estimate_graph, estimate_pair
+from pytest_torchmem import estimate
 from pytest_torchmem.torch_names.memory_estimator import (
     GraphAliasTracker,
     MemoryTracker,
@@ -80,7 +80,7 @@ def test_the_profile_of_a_graph_is_torchs_and_has_its_peak_on_any_device(name, d
     module = trace(function, *shapes, device=device)
     profile = build_memory_profile(module.graph, made_by_nodes)
     assert max(profile) == peak
-    assert estimate_graph(module).peak.total == peak
+    assert estimate(module).peak.total == peak
     theirs = memory_estimator().build_memory_profile(module.graph, made_by_nodes)
     assert build_memory_profile(module.graph, made_by_nodes, device_filter=device_filter) == theirs
     assert (theirs == profile) == (device != "cpu")
@@ -208,9 +208,9 @@ def test_who_makes_and_uses_a_storage_is_what_torch_says():
 
 def test_an_estimate_tells_the_bytes_after_each_node():
     module = trace(products, (32, 100), (100, 50), (50, 10))
-    estimate = estimate_graph(module)
+    estimated = estimate(module)
     profile = build_memory_profile(module.graph, made_by_nodes)
-    nodes = estimate.nodes()
+    nodes = estimated.nodes()
     assert [n.name for n in nodes] == [n.name for n in module.graph.nodes if made_by_nodes(n)]
     assert [b for n in nodes for b in (n.during_bytes, n.after_bytes)] == profile[1:]
     assert nodes[0].operator == "aten::mm"
@@ -218,8 +218,8 @@ def test_an_estimate_tells_the_bytes_after_each_node():
 
 def test_an_estimate_can_be_told_what_is_released():
     module = trace(products, (32, 100), (100, 50), (50, 10))
-    kept = estimate_graph(module, is_releasable=lambda node: False).nodes()[-1].after_bytes
-    released = estimate_graph(module, is_releasable=lambda node: True).nodes()[-1].after_bytes
+    kept = estimate(module, is_releasable=lambda node: False).nodes()[-1].after_bytes
+    released = estimate(module, is_releasable=lambda node: True).nodes()[-1].after_bytes
     inputs, hidden, last = 34_800, 2 * 32 * 50 * 4, 32 * 10 * 4
     assert (kept, released) == (inputs + hidden + last, last)
 
@@ -260,7 +260,9 @@ def test_a_pair_of_graphs_is_what_torchs_functions_make_of_it(name, partition, m
     idle = sum(key.storage.nbytes() for key in given - taken - returned)
     in_backward = max(memory_estimator().build_memory_profile(backward.graph, released))
     in_forward = max(memory_estimator().build_memory_profile(forward.graph, made_by_nodes))
-    assert estimate_pair(forward, backward).peak.total == max(in_forward, held + idle + in_backward)
+    assert estimate(forward, backward=backward).peak.total == max(
+        in_forward, held + idle + in_backward
+    )
 
 
 @pytest.mark.parametrize("by_keyword", [False, True])

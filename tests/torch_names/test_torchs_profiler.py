@@ -23,6 +23,8 @@ def test_averages_are_torchs_under_torchs_names() -> None:
         assert mine.count == row.count
         assert mine.self_cpu_memory_usage == row.self_cpu_memory_usage
         assert mine.cpu_time_total == pytest.approx(row.cpu_time_total, abs=0.01)
+        assert mine.cpu_time == pytest.approx(row.cpu_time, abs=0.01)
+        assert mine.device_time == pytest.approx(row.device_time, abs=0.01)
         assert mine.is_user_annotation == row.is_user_annotation
     first = finished.key_averages().table(sort_by="self_cpu_memory_usage", row_limit=1)
     assert len(first.splitlines()) < len(finished.key_averages().table(row_limit=-1).splitlines())

@@ -35,7 +35,7 @@ from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
-    from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
+    from pytest_torchmem.measuring.body_measurement import BodyMeasurement, BodyRegion, Region
 
 __tracebackhide__ = is_torchmem_error
 
@@ -77,7 +77,7 @@ class Body:
         self._item = item
         self._run = run
         self._problem: TorchmemError | None = None
-        self._checked: list[tuple[Region, Allowance]] = []
+        self._checked: list[tuple[BodyRegion, Allowance]] = []
         self._earlier: list[dict[str, Result]] = []
         self.asked = asked
         self.measurement = self._new_measurement()
@@ -274,15 +274,17 @@ class Body:
 
     def check_region(self, region: Region, allowance: Allowance) -> None:
         """Compare a region with its baseline when the body is over. Raises `MarkerError`."""
-        if self.state is not State.MEASURING or region not in self.measurement.regions:
+        known = self.measurement.regions if self.state is State.MEASURING else []
+        own = next((one for one in known if one is region), None)
+        if own is None:
             raise MarkerError(f"torchmem.check needs a region of this body, got {region!r}")
         if any(region.name == checked.name for checked, _ in self._checked):
             raise MarkerError(
                 f"two regions named {region.name!r} are checked, and a baseline has one entry "
                 "for that name; name them apart"
             )
-        self._checked.append((region, allowance))
-        region.note_holders()
+        self._checked.append((own, allowance))
+        own.note_holders()
 
     def windows_read(self) -> Iterator[MeasuredWindow]:
         """Yield the regions whose numbers the body has read so far."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -16,6 +16,7 @@ from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
     from pytest_torchmem.measuring.body_measurement import Region
+    from pytest_torchmem.record.graphs.fx_graphs import Graph
 
 __tracebackhide__ = is_torchmem_error
 
@@ -62,13 +63,9 @@ class Torchmem:
         return self._marked_steps(n, warmup)
 
     def estimate(
-        self,
-        program: Callable[..., object],
-        *args: object,
-        gpu: str = "H100",
-        **kwargs: object,
+        self, program: Callable[..., object] | Graph, *args: object, **kwargs: Any
     ) -> Result:
-        """Return what ``program(*args, **kwargs)`` takes on a GPU, measured on a simulated one.
+        """Return what a program takes on a GPU that is not there, or what a graph needs.
 
         It is `pytest_torchmem.estimate`, which has the arguments and the errors. The body's limits
         and baselines do not hold for it, and the process that runs it is no part of what is
@@ -81,7 +78,7 @@ class Torchmem:
             name = getattr(program, "__name__", type(program).__name__)
             return _NoRegion(name, self._body)  # type: ignore[return-value]
         with self._body.measurement.paused():
-            return estimate(program, *args, gpu=gpu, **kwargs)
+            return estimate(program, *args, **kwargs)
 
     def check(self, region: Region, *, tolerance: object = None, floor: object = None) -> None:
         """Compare a region with its own baseline entry when the body is over.

@@ -45,7 +45,7 @@ from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.gpu_questions import GpuQuestions
-    from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
+    from pytest_torchmem.measuring.body_measurement import BodyMeasurement, BodyRegion
 
 __tracebackhide__ = is_torchmem_error
 
@@ -75,7 +75,7 @@ class MeasuredWindow:
 
     result: Result
     allowance: Allowance
-    source: BodyMeasurement | Region
+    source: BodyMeasurement | BodyRegion
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def out_of_memory_section(
 
 
 if TYPE_CHECKING:
-    from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
+    from pytest_torchmem.measuring.body_measurement import BodyMeasurement, BodyRegion
 
 _PREFIX: Final = "torchmem_"
 # Settings without which the same command would measure something else.
@@ -130,7 +130,7 @@ class Sender:
         self._send("", not_measured=reason)
 
     def judged(
-        self, judgement: Judgement, measurement: BodyMeasurement, regions: Iterable[Region]
+        self, judgement: Judgement, measurement: BodyMeasurement, regions: Iterable[BodyRegion]
     ) -> str:
         """Send what was judged, and ``regions`` beside it; return the text of the failure.
 
@@ -212,7 +212,7 @@ class Sender:
     def _kept(self, picture: Picture | None) -> Picture | None:
         return None if self.run.settings.timelines is Timelines.NONE else picture
 
-    def _regions(self, regions: Iterable[Region], failed: bool) -> Iterator[Window]:
+    def _regions(self, regions: Iterable[BodyRegion], failed: bool) -> Iterator[Window]:
         """Yield regions that are held against nothing, where a report asks for them."""
         settings, rootdir = self.run.settings, self.run.rootdir
         for place, region in enumerate(regions if settings.reports else ()):
@@ -261,7 +261,7 @@ def _pytest(environment: Mapping[str, str]) -> list[str]:
 
 
 def picture_of(
-    source: BodyMeasurement | Region, failed: bool, settings: Settings, rootdir: Path
+    source: BodyMeasurement | BodyRegion, failed: bool, settings: Settings, rootdir: Path
 ) -> Picture | None:
     """Return the timeline of a window where the run's report, or its own failure, shows one."""
     if not failed and settings.timelines is not Timelines.ALL:

@@ -11,7 +11,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -49,6 +49,14 @@ _DESCRIBED = {
     "PlainAOTInput": Category.INPUT,
     "TangentAOTInput": Category.AUTOGRAD_DETAIL,
 }
+
+
+Graph: TypeAlias = torch.fx.Graph | torch.fx.GraphModule | torch.export.ExportedProgram
+
+
+def is_graph(program: object) -> bool:
+    """Return whether it is what `read_graph` takes."""
+    return isinstance(program, Graph)
 
 
 def read_graph(graph: object) -> StaticGraph:

@@ -44,6 +44,11 @@ def trace_of(profile: object, whole: bool = False) -> Trace:
     is_result = hasattr(inner, "experimental_event_tree")
     found = inner if is_result else getattr(inner, "kineto_results", None)
     result = cast("profiler.ProfilerResult | None", found)
+    if result is None and not hasattr(inner, "kineto_results"):
+        raise TraceError(
+            f"a {type(profile).__name__} is no profile; give a torch.profiler.profile after it has "
+            "stopped, and read files with pytest_torchmem.load"
+        )
     if result is None:
         raise TraceError(
             "the profile holds no results; pass a torch.profiler.profile after it has stopped"

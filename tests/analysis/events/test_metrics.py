@@ -15,11 +15,12 @@ import pytest
 import torch
 from torch.profiler import DeviceType, profile
 
-from pytest_torchmem import analyze, load_trace, read_events
+from pytest_torchmem import analyze
 from pytest_torchmem.analysis.events.averages import find_total
 from pytest_torchmem.analysis.events.device_queue import Intervals, find_device_queue
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
 from pytest_torchmem.measuring.events import Events
+from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.trace import (
     DEVICE_EVENT,
     EVENT,
@@ -77,7 +78,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def events(name: str) -> Events:
-    return read_events(trace_from(PROFILES[name]))
+    return Events.of(trace_from(PROFILES[name]))
 
 
 def test_times_and_queue_depths_are_those_of_torchs_evaluation(name: str, events: Events) -> None:
@@ -114,11 +115,11 @@ def test_frames_that_never_return_leave_sums_in_bounds(events: Events, name: str
 
 
 def test_an_event_says_where_it_is_and_how_long_the_gpu_waited() -> None:
-    text = read_events(trace_from(PROFILES["made up 1"])).optimizable(4)
+    text = Events.of(trace_from(PROFILES["made up 1"])).optimizable(4)
     assert "event:      train.py(7): step_1" in text
     assert "source:     train.py(7): step_" in text
     assert re.search(r"idle time:  \d+\.\d\d% of \d+\.\d{3} us", text)
-    assert "no events" in read_events(trace_from(PROFILES["no GPU"])).optimizable()
+    assert "no events" in Events.of(trace_from(PROFILES["no GPU"])).optimizable()
 
 
 def test_where_one_idle_interval_lies_within_another_both_count_once() -> None:
@@ -143,12 +144,12 @@ def test_a_launch_leads_to_no_kernel_that_is_earlier_than_the_one_before() -> No
     launches = [("cudaLaunchKernel", False, n, at, at + 1) for at, n in ((1, 5), (2, 6), (3, 5))]
     kernels = [("gemm", True, n, at, at + 1) for at, n in ((10, 5), (20, 6), (30, 5))]
     events = [("aten::a", at, at + 1, -1) for at in (0, 2, 4, 11, 25, 40)]
-    metrics = read_events(trace_from(Profile(events, [*launches, *kernels]))).metrics
+    metrics = Events.of(trace_from(Profile(events, [*launches, *kernels]))).metrics
     assert metrics.queue_depth.tolist() == [0, 2, 3, 2, 1, 0]
 
 
 def test_no_interval_is_lost_where_the_queue_is_empty_several_times() -> None:
-    events = read_events(trace_from(made_up(LOST)))
+    events = Events.of(trace_from(made_up(LOST)))
     falling = events.metrics.queue.falling()
     assert len(falling.begins_ns) == 3
     for begin, end in zip(falling.begins_ns, falling.ends_ns, strict=True):
@@ -220,14 +221,14 @@ def test_every_event_of_a_profile_has_its_times(options: dict[str, bool]) -> Non
         within = sum(child.duration_time_ns for child in event.children)
         theirs.append((event.start_time_ns, event.duration_time_ns - within))
         waiting += event.children
-    events = read_events(finished)
+    events = Events.of(finished)
     ours = [(event.start_ns, event.self_time_ns) for event in events.breadth_first()]
     assert sorted(ours) == sorted(theirs)
     assert len(ours) == len(events.tree.trace.events)
 
 
 def test_kernels_count_for_the_operator_that_launched_them() -> None:
-    events = read_events(with_gpu(profiled(body)))
+    events = Events.of(with_gpu(profiled(body)))
     rows = {(row.name, row.on_device): row for row in events.averages()}
     assert rows["aten::mm", False].self_device_time_ns == 3 * 205
     assert rows["aten::matmul", False].device_time_ns == 3 * 205
@@ -243,9 +244,9 @@ def test_kernels_count_for_the_operator_that_launched_them() -> None:
 
 
 def test_a_saved_profile_says_the_same(tmp_path: Path) -> None:
-    events = read_events(with_gpu(profiled(body, with_stack=True)))
-    events.save(tmp_path / "events.trace")
-    again = read_events(load_trace(tmp_path / "events.trace"))
+    events = Events.of(with_gpu(profiled(body, with_stack=True)))
+    events.tree.trace.save(tmp_path / "events.trace")
+    again = Events.of(load_trace(tmp_path / "events.trace"))
     assert again.averages(by_inputs=True, by_stack=3) == events.averages(by_inputs=True, by_stack=3)
     assert again.metrics.idle_ns.tolist() == events.metrics.idle_ns.tolist()
     assert again.memory == events.memory

@@ -15,11 +15,11 @@ from torch.profiler._memory_profiler import MemoryProfile, MemoryProfileTimeline
 
 from benchmarks.workloads import Declarations, Workload
 from benchmarks.workloads_models import all_workloads
-from pytest_torchmem import TorchmemError, analyze, export_memory_timeline
+from pytest_torchmem import TorchmemError, analyze
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
 from pytest_torchmem.analysis.torch_view.torch_timeline import TorchMemoryProfile
 from pytest_torchmem.record.profiled.from_profiler import trace_of
-from pytest_torchmem.values.errors import DeviceError, ReportError
+from pytest_torchmem.values.errors import DeviceError, MarkerError, ReportError
 
 
 def profiled(body: Any) -> Any:
@@ -84,7 +84,7 @@ def test_the_export_writes_what_torchs_deprecated_method_writes(
     finished: Any, tmp_path: Path, suffix: str
 ) -> None:
     mine, torchs = tmp_path / f"mine.{suffix}", tmp_path / f"torch.{suffix}"
-    export_memory_timeline(finished, mine, "cpu", labels="torch")
+    analyze(finished, "cpu").export(mine, labels="torch")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         finished.export_memory_timeline(str(torchs), "cpu")
@@ -98,7 +98,7 @@ def test_the_export_writes_what_torchs_deprecated_method_writes(
 @pytest.mark.parametrize("labels", ["torchmem", "torch"])
 def test_the_html_export_shows_the_peak(finished: Any, tmp_path: Path, labels: Any) -> None:
     path = tmp_path / "timeline.html"
-    export_memory_timeline(finished, path, "cpu", labels=labels)
+    analyze(finished, "cpu").export(path, labels=labels)
     text = path.read_text()
     assert "PARAMETER" in text.upper()
     assert "http://" not in text.replace("http://www.w3.org", "")
@@ -118,8 +118,8 @@ def test_a_running_profile_is_refused_with_a_sentence() -> None:
 
 
 def test_other_labels_are_refused(finished: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'torchmem' or 'torch'"):
-        export_memory_timeline(finished, tmp_path / "x.json", labels="mine")  # type: ignore[arg-type]
+    with pytest.raises(MarkerError, match="labels: 'mine' is none of 'torchmem', 'torch'"):
+        analyze(finished).export(tmp_path / "x.json", labels="mine")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["x.png", "x", "x.json.zip", "x.JSON"])
@@ -127,14 +127,14 @@ def test_an_ending_that_stands_for_no_form_is_refused(
     finished: Any, tmp_path: Path, name: str
 ) -> None:
     with pytest.raises(ReportError, match=r"written as \.html, \.json, \.json\.gz or \.raw\.json"):
-        export_memory_timeline(finished, tmp_path / name)
+        analyze(finished).export(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_empty_profile_has_an_empty_timeline(tmp_path: Path) -> None:
     path = tmp_path / "empty.json"
     empty = profiled(lambda: None)
-    export_memory_timeline(empty, path, labels="torch")
+    analyze(empty).export(path, labels="torch")
     assert json.loads(path.read_text()) == [[], []]
     with pytest.raises(DeviceError, match="no memory on 'cpu'; it has: none"):
-        export_memory_timeline(empty, path, "cpu", labels="torch")
+        analyze(empty, "cpu")

@@ -106,7 +106,7 @@ def test_every_kind_of_body_on_the_real_engine(torch_pytester):
     ("module", "name"),
     [
         (body_measurement, "BodyMeasurement"),
-        (body_measurement, "Region"),
+        (body_measurement, "BodyRegion"),
         (environment, "environment"),
         (environment, "device_names"),
         (devices, "measurable_device"),

@@ -6,8 +6,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from pytest_torchmem import load_trace
 from pytest_torchmem.store.run_reports import FORMAT, KIND, read_run
+from pytest_torchmem.store.traces import load_trace
 
 TESTS = """
 @pytest.mark.memory_budget("1MiB")

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from pytest_torchmem import export_chrome_trace, export_memory_snapshot
+from pytest_torchmem import analyze
 from pytest_torchmem.report.viewers.memory_viz import pickled, snapshot
 from pytest_torchmem.report.viewers.perfetto import chrome_trace
 from pytest_torchmem.values.contributors import Category
@@ -143,14 +143,9 @@ def test_a_finished_torch_profile_goes_to_both_viewers(tmp_path):
     shapes = {"record_shapes": True, "profile_memory": True, "with_stack": True}
     with torch.profiler.profile(**shapes) as finished:  # type: ignore[arg-type]
         torch.nn.Linear(32, 32)(torch.ones(8, 32)).sum().backward()
-    export_chrome_trace(finished, tmp_path / "x.json.gz")
+    analyze(finished).export(tmp_path / "x.json.gz", "trace")
     trace = json.loads(gzip.decompress((tmp_path / "x.json.gz").read_bytes()))
     assert any(event["name"] == "memory gradient" for event in trace["traceEvents"])
-    export_memory_snapshot(finished, tmp_path / "x.pickle")
+    analyze(finished).export(tmp_path / "x.pickle", "snapshot")
     entries = pickle.loads((tmp_path / "x.pickle").read_bytes())["device_traces"][0]
     assert "gradient" in {entry["category"] for entry in entries}
-
-
-def test_a_profile_that_was_analysed_is_not_analysed_again(profile, tmp_path):
-    export_chrome_trace(profile, tmp_path / "x.json")
-    assert json.loads((tmp_path / "x.json").read_text()) == chrome_trace(profile)

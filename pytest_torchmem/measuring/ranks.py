@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import glob
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pytest_torchmem.analysis.judge.causes import cause_of
 from pytest_torchmem.analysis.judge.differences import differences
 from pytest_torchmem.analysis.judge.lines import by_line, cause_first
 from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits
+from pytest_torchmem.measuring.body_measurement import Region, running
+from pytest_torchmem.measuring.saving import results_by_name
+from pytest_torchmem.store import run_reports
+from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values import findings
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Reference
-from pytest_torchmem.values.errors import LimitError, MarkerError, RankError
+from pytest_torchmem.values.errors import LimitError, MarkerError, RankError, RecordingError
 from pytest_torchmem.values.findings import FindingKind, Size, Verdict
+from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.measured import Rank
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart, format_size
 
+if TYPE_CHECKING:
+    from pytest_torchmem.record.environment import ProcessGroup
+
+Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+# A job may lack so many files, and the message still names each.
+_MISSING_SHOWN: Final = 1000
 _OWNER: Final = "check"
 """What messages say that a bad argument was given to."""
 
@@ -30,7 +48,7 @@ class RankResult:
 
 
 @dataclass(frozen=True, slots=True)
-class RankResults:
+class Ranks:
     """The measurements of all ranks of a job of the same thing, rank 0 first.
 
     Raises `RankError` when there is none.
@@ -42,6 +60,81 @@ class RankResults:
         object.__setattr__(self, "results", tuple(self.results))
         if not self.results:
             raise RankError("there is no result of any rank")
+
+    @classmethod
+    def load(cls, paths: Paths, name: str = "") -> Ranks:
+        """Return what all ranks of one job measured, from a file of each.
+
+        Args:
+            paths: A pattern such as ``"mem-rank*.json"``, a folder of files, or the files
+                themselves.
+            name: Which of their results, as `pytest_torchmem.load` calls it; not needed where a
+                file has one measurement.
+
+        Raises `ReportError` for a file that cannot be read, and `RankError` when the files are not
+        those of all ranks of one job, each once.
+        """
+        runs = {path: run_reports.read_run(path) for path in _files(paths)}
+        by_rank: dict[int, Path] = {}
+        for path, run in runs.items():
+            if run.rank.number in by_rank:
+                raise RankError(
+                    f"{by_rank[run.rank.number]} and {path} are both of rank {run.rank.number}; "
+                    "give the files of one job only"
+                )
+            by_rank[run.rank.number] = path
+        counts = {run.rank.count: path for path, run in runs.items()}
+        if len(counts) > 1:
+            told = ", ".join(f"{count} in {path}" for count, path in counts.items())
+            raise RankError(
+                f"the files are of jobs of different sizes: {told}; remove the older ones"
+            )
+        (count,) = counts
+        # A damaged file may count millions.
+        found = (str(number) for number in range(count) if number not in by_rank)
+        if missing := [*islice(found, _MISSING_SHOWN)]:
+            more = count - len(by_rank) - len(missing)
+            told = ", ".join(missing) + (f" and {more} more" if more > 0 else "")
+            raise RankError(f"of {count} ranks there is no file of rank {told}")
+        return cls([_named(runs[by_rank[n]], name, by_rank[n]) for n in range(count)])
+
+    @classmethod
+    def gather(cls, measured: Result | Region, group: ProcessGroup | None = None) -> Ranks:
+        """Return what every rank measured; all ranks of the process group have to call it.
+
+        ``measured`` is a result, or a block or region that is over. Exchanging the results is no
+        part of a measurement that is still going on. A process alone gets its own result. Raises
+        `RankError` when a rank has no result, and in a job of several ranks without a process
+        group.
+        """
+        from pytest_torchmem.record.environment import group_rank
+        from pytest_torchmem.record.torch_api.distributed import gather as exchange
+
+        found = group_rank(group)
+        if found is None:
+            if (rank := Rank.launched()).count > 1:
+                raise RankError(
+                    f"this is {rank}, and there is no process group to gather results with: call "
+                    "torch.distributed.init_process_group() first, or save a file for each rank "
+                    "and read them with Ranks.load"
+                )
+            return cls((measured if isinstance(measured, Result) else measured.result,))
+        if found[0] < 0:
+            raise RankError("this process is not in the group whose results are gathered")
+        # A rank without a result must take part, too: the others would wait for it.
+        mine: dict[str, Json]
+        try:
+            own = measured if isinstance(measured, Result) else measured.result
+            mine = {"result": own.to_json()}
+        except RecordingError as error:
+            mine = {"missing": str(error)}
+        measurement = running()
+        with measurement.paused() if measurement else nullcontext():
+            gathered = exchange(mine, group)
+        for rank_number, data in enumerate(gathered):
+            if "missing" in data:
+                raise RankError(f"rank {rank_number} has no result: {data['missing']}")
+        return cls([Result.from_json(data["result"]) for data in gathered])
 
     def __len__(self) -> int:
         return len(self.results)
@@ -75,7 +168,7 @@ class RankResults:
         total: Size | None = None,
         *,
         spread: Size | None = None,
-        before: RankResults | None = None,
+        before: Ranks | None = None,
         tolerance: object = "2%",
         floor: object = "5% up to 1MiB",
         **limits: Size | None,
@@ -112,7 +205,7 @@ class RankResults:
             raise LimitError(sentence, tuple(k.ends(text) for text, k in told), kind.value)
 
     def _compared(
-        self, before: RankResults, allowance: Allowance
+        self, before: Ranks, allowance: Allowance
     ) -> Iterator[tuple[RankResult, Verdict]]:
         if len(before) != len(self):
             raise RankError(f"{len(before)} ranks cannot be compared with {len(self)}")
@@ -142,3 +235,27 @@ def _telling(pair: tuple[RankResult, Verdict]) -> tuple[bool, int, int]:
     one, verdict = pair
     first = verdict.findings[0]
     return first.kind.has_excess, -first.excess_bytes, one.rank
+
+
+def _files(paths: Paths) -> list[Path]:
+    if not isinstance(paths, str | os.PathLike):
+        files = [Path(path) for path in paths]
+    elif Path(paths).is_dir():
+        files = sorted(Path(paths).glob("*.json"))
+    else:
+        text = os.fspath(paths)
+        files = sorted(map(Path, glob.glob(text))) or ([] if glob.has_magic(text) else [Path(text)])  # noqa: PTH207
+    if not files:
+        raise RankError(f"there is no file in {paths!r}")
+    return files
+
+
+def _named(run: RunReport, name: str, path: Path) -> Result:
+    results: Mapping[str, Result] = results_by_name(run)
+    if not name and len(run.tests) == 1 and results:
+        return next(iter(results.values()))
+    if name not in results:
+        known = ", ".join(results) or "nothing"
+        asked = f"no result called {name!r}" if name else "more than one result, and no name given"
+        raise RankError(f"{path} has {asked}; it has {known}")
+    return results[name]

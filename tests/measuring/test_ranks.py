@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchmem.analysis.judge.rank_results import RankResults
+from pytest_torchmem.measuring.ranks import Ranks
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
@@ -31,7 +31,7 @@ def result_of(*live: Contributor, name: str = "step") -> Result:
     return Result(name, "cpu", False, peak, Retained(0, CategoryBytes()))
 
 
-STAGES = RankResults(
+STAGES = Ranks(
     [
         result_of(held(10, "embed", 5)),
         result_of(held(12, "block", 6)),
@@ -40,7 +40,7 @@ STAGES = RankResults(
 )
 
 
-def sentence(ranks: RankResults, *arguments, **keywords) -> str:
+def sentence(ranks: Ranks, *arguments, **keywords) -> str:
     with pytest.raises(LimitError) as caught:
         ranks.check(*arguments, **keywords)
     return caught.value.sentences[0]
@@ -55,13 +55,13 @@ def test_the_largest_the_smallest_and_the_spread():
 
 def test_a_list_that_changes_later_changes_no_ranks():
     results = [result_of(held(1, "a", 1)), result_of(held(2, "a", 1))]
-    ranks = RankResults(results)
+    ranks = Ranks(results)
     results.clear()
     assert len(ranks) == 2
 
 
 def test_of_equal_ranks_the_first_is_the_largest():
-    equal = RankResults([result_of(held(1, "a", 1))] * 2)
+    equal = Ranks([result_of(held(1, "a", 1))] * 2)
     assert (equal.largest.rank, equal.smallest.rank, equal.spread_bytes) == (0, 0, 0)
 
 
@@ -86,12 +86,12 @@ def test_ranks_within_their_limits_pass():
 
 
 def test_a_rank_without_a_reading_never_passes():
-    broken = RankResults([*STAGES.results, result_of()])
+    broken = Ranks([*STAGES.results, result_of()])
     assert "the reading is 0 B" in sentence(broken, "1MiB")
 
 
 def test_ranks_too_far_apart_are_named_with_what_one_has_and_the_other_has_not():
-    apart = RankResults(STAGES.results[1:])
+    apart = Ranks(STAGES.results[1:])
     assert sentence(apart, spread="20MiB") == (
         "rank 1 of 2 peaked at 42.0 MiB and rank 0 at 12.0 MiB, 10.0 MiB over the spread of "
         "20.0 MiB: +30.0 MiB of activation from aten::mm at stage.py:9 in head"
@@ -99,8 +99,8 @@ def test_ranks_too_far_apart_are_named_with_what_one_has_and_the_other_has_not()
 
 
 def test_a_rank_that_grew_alone_is_found():
-    grown = RankResults([*STAGES.results[:2], result_of(held(12, "block", 6), held(33, "head", 9))])
-    grown.check("45MiB", before=RankResults(grown.results))
+    grown = Ranks([*STAGES.results[:2], result_of(held(12, "block", 6), held(33, "head", 9))])
+    grown.check("45MiB", before=Ranks(grown.results))
     assert sentence(grown, before=STAGES).startswith(
         "on rank 2 of 3, in 'step', memory peaked at 45.0 MiB, +3.0 MiB (+7 %) over the baseline "
         "of "
@@ -111,7 +111,7 @@ def test_a_rank_that_grew_alone_is_found():
 
 
 def test_a_rank_that_shrank_passes():
-    RankResults([result_of(held(1, "a", 1))]).check(before=RankResults(STAGES.results[:1]))
+    Ranks([result_of(held(1, "a", 1))]).check(before=Ranks(STAGES.results[:1]))
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_ranks_that_are_not_there_are_told():
     with pytest.raises(RankError, match="no rank -1"):
         STAGES.of(-1)
     with pytest.raises(RankError, match="no result of any rank"):
-        RankResults()
+        Ranks()
     with pytest.raises(RankError, match="3 ranks cannot be compared with 1"):
-        RankResults(STAGES.results[:1]).check(before=STAGES)
+        Ranks(STAGES.results[:1]).check(before=STAGES)
 
 
 def test_a_process_alone_has_no_environment_of_its_own():
