@@ -285,16 +285,27 @@ def _lives_in(profile: MemoryProfile) -> StorageLives:
 
 
 def _calls(profile: MemoryProfile) -> tuple[dict[str, int], dict[str, int]]:
-    """Count the calls of each operator within the window, and sum up their own time."""
+    """Count the calls of each operator within the window, and sum up their own time.
+
+    The time of an operator that another one called is that of the outermost, as its memory is.
+    """
     trace = profile.tree.trace
+    events = trace.events
+    is_operator = (events["kind"] == EventKind.TORCH_OP) & events["is_operator"].astype(bool)
+    called = is_operator & (events["parent"] >= 0) & is_operator[events["parent"]]
+    outer = np.where(called, events["parent"], np.arange(len(events)))
+    while not np.array_equal(further := outer[outer], outer):
+        outer = further
     inside = profile.window.holds(profile.tree.rank)
     inside &= trace.events["kind"] == EventKind.TORCH_OP
     numbers, group, counts = np.unique(
         trace.events["name"][inside], return_inverse=True, return_counts=True
     )
     times = np.zeros(len(numbers), np.int64)
+    times_ns = np.zeros(len(events), np.int64)
     # What ran on autograd's thread meanwhile may have taken longer than the call that waited.
-    np.add.at(times, group, np.maximum(self_times(profile.tree)[inside], 0))
+    np.add.at(times_ns, outer, np.maximum(self_times(profile.tree), 0))
+    np.add.at(times, group, times_ns[inside])
     names = [trace.strings[number] for number in numbers.tolist()]
     return (
         dict(zip(names, counts.tolist(), strict=True)),

@@ -55,6 +55,12 @@ FORMAT: Final = 3
 _END: Final = ["end"]
 _OPEN: Final = '"entries": ['
 _LAST: Final = encode(_END)
+_CONFLICT: Final = re.compile(
+    # What both had before, where git was told to write that, too.
+    r"^<{7}[^\n]*\n(.*?)(?:^\|{7}[^\n]*\n.*?)?^={7}[^\n]*\n(.*?)^>{7}[^\n]*\n?",
+    re.MULTILINE | re.DOTALL,
+)
+"""Rows of two branches that nobody has chosen from: git's markers around both."""
 
 
 class EntryError(BaselineError):
@@ -213,16 +219,16 @@ def parse_text(
 ) -> tuple[dict[str, str], StoredEntries]:
     """Return the environment and the entries in a text. Raises `BaselineError`.
 
-    It does so where the environment is another one than ``wanted``, too.
+    It does so where the environment is another one than ``wanted``, too. Each row names its entry,
+    so of a merge that is not done the rows of both sides are read: an entry that both changed is
+    there twice.
     """
+    text = _CONFLICT.sub(r"\1\2", text)
     try:
         split = _split(text, origins_path(path))
         data, entries = split or (parse_json(text), None)
     except ValueError as error:
-        conflict = re.search(r"^<{7}|^>{7}", text, re.MULTILINE)
-        raise unreadable(
-            path, "it holds merge conflict markers" if conflict else told_damage(error)
-        ) from None
+        raise unreadable(path, told_damage(error)) from None
     _check_format(path, data)
     environment = data.get("environment")
     if not isinstance(environment, dict):

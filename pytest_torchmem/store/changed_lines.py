@@ -224,20 +224,21 @@ class ChangedLines:
     def places(self, entry: StoredEntry) -> tuple[CodeLines, ...]:
         """Return the first line of code of each change since the baseline was stored.
 
-        Of Python these count whose statements do something else than before.
+        Of Python these count whose statements do something else than before. Where statements are
+        only gone, the last line is the one before the first.
         """
         then = self._code_of(entry)
         since = {f: [h for h in some if h.is_code] for f, some in self._since(then).items()}
-        lines = {file: [hunk.first for hunk in some] for file, some in since.items()}
+        lines = {f: [(h.first, min(h.first, h.last)) for h in some] for f, some in since.items()}
         for file, (was, now) in self._whole(then, since):
             if told := changed_statements(was, now):
                 gone, came = told
                 lines[file] = [
-                    min(came.intersection(h.is_now), default=h.first)
+                    (first := min(came.intersection(h.is_now), default=h.first), min(first, h.last))
                     for h in since[file]
                     if not (came.isdisjoint(h.is_now) and gone.isdisjoint(h.was))
                 ]
-        return tuple(CodeLines(file, line, line) for file, some in lines.items() for line in some)
+        return tuple(CodeLines(file, *line) for file, some in lines.items() for line in some)
 
     def _whole(
         self, then: _Then, files: Mapping[str, Sequence[Hunk]]

@@ -63,7 +63,8 @@ class OperatorUse(JsonRow):
         operator: Its name, as in `Contributor.operator`.
         allocated_bytes: What it allocated in all.
         at_peak_bytes: How much of that was live at the peak.
-        self_time_ns: How long its calls took, without what they called; 0 where it is not known.
+        self_time_ns: How long its calls took, with the operators that they called and without other
+            code that ran within them; 0 where it is not known.
     """
 
     operator: str

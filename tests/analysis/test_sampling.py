@@ -126,7 +126,7 @@ def test_operators_add_up_to_what_was_allocated(recorded):
     assert sum(o.at_peak_bytes for o in picture.operators) <= profile.peak.total
 
 
-def test_an_operator_whose_parts_took_longer_has_no_time_of_its_own():
+def test_an_operator_has_the_time_of_its_parts_though_they_took_longer():
     b = TraceBuilder()
     with b.op("aten::outer"):
         b.alloc(4)
@@ -136,7 +136,8 @@ def test_an_operator_whose_parts_took_longer_has_no_time_of_its_own():
     inner = [trace.strings[n] for n in trace.events["name"].tolist()].index("aten::inner")
     trace.events["end_ns"][inner] += 1_000_000
     picture = sketch(analyze_trace(trace))
-    assert [use.self_time_ns > 0 for use in picture.operators] == [True, False]
+    (use,) = picture.operators
+    assert use.self_time_ns > 1_000_000  # that of its part; its own is below 0, so nothing
     assert Picture.from_json(picture.to_json()) == picture
 
 
@@ -149,10 +150,10 @@ def test_operators_have_their_own_time_and_what_ran_at_the_peak_is_known():
             b.alloc(8)
     picture = sketch(analyze_trace(b.build()))
     (use,) = picture.operators
-    assert (use.operator, use.calls, use.allocated_bytes) == ("aten::inner", 2, 12)
+    assert (use.operator, use.calls, use.allocated_bytes) == ("aten::outer", 1, 12)
     events = analyze_trace(b.build()).tree.trace.events
     durations = (events["end_ns"] - events["start_ns"])[events["end"] - np.arange(len(events)) > 1]
-    assert use.self_time_ns == durations[1] + durations[2] > 0
+    assert use.self_time_ns == durations[0] > 0
     assert [span.name for span in picture.running] == ["aten::outer", "aten::inner"]
     assert Picture.from_json(picture.to_json()) == picture
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -278,7 +279,6 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
         ("", "it is no JSON: Expecting value (line 1, column 1)"),
         ("[]", "it is not a baseline file"),
         ('{"entries": 1, "environment": %s, "format": 3}', "it is not a baseline file"),
-        ("{\n<<<<<<< ours\n}", "merge conflict markers"),
         (
             '{"entries": [["a", "work", 1]], "environment": {}, "format": 3}',
             "measured on another environment",
@@ -491,3 +491,29 @@ def test_a_merge_that_kept_two_versions_may_be_a_neighbour_s(tmp_path):
     path.write_text(path.read_text().replace('["end"]', f'{rows[0]}\n["end"]'))
     with pytest.raises(EntryError, match="or one changed it and the other an entry beside it"):
         read_file(path, CPU).entry("test_a", path)
+
+
+@pytest.mark.parametrize("style", [(), ("--diff3",)])
+def test_both_sides_of_a_merge_that_is_not_done_are_read(tmp_path, style):
+    sides = {
+        "ours": {"test_a": entry(1), "test_b": entry(2), "test_c": entry(4)},
+        "base": {"test_a": entry(1), "test_b": entry(9)},
+        "theirs": {"test_a": entry(1), "test_b": entry(3), "test_d": entry(5)},
+    }
+    for side, entries in sides.items():
+        write(tmp_path / f"{side}.json", entries)
+    files = [str(tmp_path / f"{side}.json") for side in sides]
+    merged = subprocess.run(
+        ["git", "merge-file", "-p", *style, *files], capture_output=True, text=True, check=False
+    ).stdout
+    assert "<<<<<<<" in merged
+    path = tmp_path / "merged.json"
+    path.write_text(merged)
+    read = read_file(path, CPU)
+    totals = {key: read.numbers(key, path).total for key in ("test_a", "test_c", "test_d")}
+    assert totals == {"test_a": 1, "test_c": 4, "test_d": 5}
+    with pytest.raises(EntryError, match=r"'test_b' is there twice, as 2 B and as 3 B"):
+        read.numbers("test_b", path)
+    write(path, {"test_b": entry(3)})
+    assert "<<<<<<<" not in path.read_text()
+    assert read_file(path, CPU).lines.keys() == {"test_a", "test_b", "test_c", "test_d"}

@@ -282,10 +282,7 @@ class Attribution:
         return None, 0
 
     def _operator(self, chain: list[int], compiled: CompiledLine | None, depth: int) -> str:
-        """The outermost operator around an allocation that allocates for a reason of its own.
-
-        Within generated code that is what the generated line stands for.
-        """
+        """The operator that a line of the user's called; in generated code what the line is for."""
         if compiled is None or not compiled.operator:
             return self._recorded_operator(chain)
         called = self._recorded_operator(chain[:depth])
@@ -293,21 +290,25 @@ class Attribution:
         return called if makes else compiled.operator
 
     def _recorded_operator(self, chain: list[int]) -> str:
+        """The outermost operator around an allocation that one line of Python, or a node, called.
+
+        ``relu`` and not the ``clamp_min`` that it calls: a reader looks for it in the source.
+        """
         columns, strings = self._columns, self.evidence.tree.trace.strings
-        first = ""
+        found = ""
         for row in chain:
             kind = columns.kind[row]
             if kind != _TORCH_OP:
-                if first and kind != _ALLOCATION:
+                if found and kind != _ALLOCATION:
                     break
                 continue
-            if not columns.is_operator[row] and columns.scope[row] != _BACKWARD_FUNCTION:
+            is_node = columns.scope[row] == _BACKWARD_FUNCTION
+            if not columns.is_operator[row] and not is_node:
                 continue
-            name: str = strings[columns.name[row]]
-            first = first or name
-            if not name.startswith(_ALLOCATORS):
-                return name
-        return first
+            if is_node and found and not found.startswith(_ALLOCATORS):
+                break
+            found = strings[columns.name[row]]
+        return found
 
     def _module(self, chain: list[int]) -> str:
         tree = self.evidence.tree

@@ -2,8 +2,11 @@
 
 It is looked for only when a failure names what has changed, and in what Python holds of the test:
 its function, the names in that function's code, what these stand for, and so on. A class counts
-with all its methods, and a module's statements with whatever is used of it. So code counts that the
-test does not run; code that is found by a text, such as a plugin's entry point, does not.
+with all its methods. A statement of a module counts where it makes a name that is reached, also
+where another module imports that name; what it uses itself as the module is imported is reached,
+too. A statement that makes no name may set anything: it counts where its module was imported. So
+code counts that the test does not run; code that is found by a text, such as a plugin's entry
+point, does not.
 """
 
 from __future__ import annotations
@@ -12,14 +15,16 @@ import functools
 import inspect
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
 from pathlib import Path, PurePosixPath
 from types import CodeType, FunctionType, ModuleType
 from typing import Final
 
 import pytest
 
+from pytest_torchmem.plugin.item.module_code import ModuleCode
 from pytest_torchmem.values.findings import CodeLines
 
 _PARTS: Final = 200
@@ -34,7 +39,7 @@ def reached_by(
 ) -> Sequence[CodeLines]:
     """Return those of some places that a test can reach, in the order in which it does.
 
-    A file of settings is reached where the text of code that is reached names it. All places are
+    A file of settings is reached where the text of lines that are reached names it. All places are
     returned for what is no function of Python, such as a doctest.
     """
     function = getattr(item, "function", None)
@@ -52,6 +57,14 @@ def _fixtures(item: pytest.Item) -> Iterator[object]:
         yield from (definition.func for definition in definitions)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Uses:
+    """Names that code of a module uses."""
+
+    names: frozenset[str]
+    scope: dict[str, object]
+
+
 class _Reach:
     """The code below a folder that was reached, each with when."""
 
@@ -61,7 +74,9 @@ class _Reach:
         self._kept: list[object] = []
         self._codes: dict[str, list[tuple[int, int, int]]] = {}
         self._modules: dict[str, int] = {}
+        self._statements: dict[tuple[str, int], int] = {}
         self._names: dict[int, set[str]] = {}
+        self._code: dict[str, ModuleCode] = {}
 
     def follow(self, start: Sequence[object]) -> None:
         """Reach all that some things lead to, the nearest first."""
@@ -83,33 +98,31 @@ class _Reach:
         around = [c for c in self._codes.get(place.file, ()) if c[0] <= place.first <= c[1]]
         if around:
             return max(around)[2]  # the innermost function
-        return None if self._is_unreached_function(place) else self._modules[place.file]
+        code = self._code[place.file]
+        if code.is_in_function(place.first):
+            return None
+        statement = code.at(place.first)
+        # Lines that are gone may have been a statement of their own.
+        if statement is None or statement.has_effect or place.last < place.first:
+            return self._modules[place.file]
+        return self._statements.get((place.file, statement.first))
 
     def _when_named(self, file: str) -> int | None:
         path = PurePosixPath(file)
         spellings = (path.name, f'{path.stem}"', f"{path.stem}'")
-        for name, when in self._modules.items():
-            try:
-                text = Path(self._folder, name).read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                continue
-            if any(spelling in text for spelling in spellings):
+        for name, first, last, when in self._lines_by_when():
+            lines = self._code[name].lines[first - 1 : last]
+            if any(spelling in line for line in lines for spelling in spellings):
                 return when
         return None
 
-    def _is_unreached_function(self, place: CodeLines) -> bool:
-        """Return whether a place stands in a function of its file, which nothing leads to."""
-        import ast
-
-        try:
-            tree = ast.parse(Path(self._folder, place.file).read_bytes())
-        except (OSError, SyntaxError, ValueError):
-            return False
-        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-        return any(
-            isinstance(node, functions) and node.lineno < place.first <= (node.end_lineno or 0)
-            for node in ast.walk(tree)
-        )
+    def _lines_by_when(self) -> list[tuple[str, int, int, int]]:
+        """Return the lines of functions and statements that were reached, the nearest first."""
+        found = [(file, *lines) for file, some in self._codes.items() for lines in some]
+        for (file, first), when in self._statements.items():
+            statement = self._code[file].at(first)
+            found.append((file, first, statement.last if statement else first, when))
+        return sorted(found, key=lambda lines: lines[3])
 
     def _next(self, thing: object) -> Iterator[object]:
         if isinstance(thing, (staticmethod, classmethod, functools.partial)):
@@ -122,6 +135,8 @@ class _Reach:
             yield thing.__wrapped__
         elif inspect.ismethod(thing):
             yield from (thing.__func__, type(thing.__self__))
+        elif isinstance(thing, _Uses):
+            yield from self._named(thing)
         elif isinstance(thing, FunctionType):
             yield from self._of_function(thing)
         elif isinstance(thing, type):
@@ -143,46 +158,88 @@ class _Reach:
         file = self._own(function.__code__.co_filename)
         if not file:
             return
+        scope = function.__globals__
+        self._note_module(file, scope)
         self._note(file, function.__code__)
-        names = set(_names(function.__code__))
         yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        yield from self._named(names, function.__globals__)
+        statement = self._code[file].at(function.__code__.co_firstlineno)
+        for name in statement.makes if statement else ():
+            yield from self._makers(file, name, scope)
+        yield _Uses(frozenset(_names(function.__code__)), scope)
 
-    def _named(self, names: set[str], scope: dict[str, object]) -> Iterator[object]:
+    def _named(self, uses: _Uses) -> Iterator[object]:
         """Yield what names stand for, and what of modules is used by them."""
-        for name in sorted(names):
+        for name in sorted(uses.names):
             # What is not there may be imported in the function.
-            thing = scope[name] if name in scope else sys.modules.get(name)
+            thing = uses.scope[name] if name in uses.scope else sys.modules.get(name)
+            if name in uses.scope:
+                yield from self._of_name(name, uses.scope)
             if isinstance(thing, ModuleType):
-                yield from self._of_module(thing, names)
-            elif thing is not None:
-                yield thing
+                yield from self._of_module(thing, uses.names)
 
-    def _of_module(self, module: ModuleType, names: set[str]) -> Iterator[object]:
-        file = self._own(vars(module).get("__file__") or "")
+    def _of_module(self, module: ModuleType, names: frozenset[str]) -> Iterator[object]:
+        inside = vars(module)
+        file = self._own(_file_of(module))
         if not file:
             return
-        self._modules.setdefault(file, len(self._seen))
+        self._note_module(file, inside)
         asked = self._names.setdefault(id(module), set())
-        new, inside = names - asked, vars(module)
+        new = names - asked
         asked |= names
         for name in sorted(new & inside.keys()):
             thing = inside[name]
             if isinstance(thing, ModuleType):
                 yield from self._of_module(thing, names)
             else:
-                yield thing
+                yield from self._of_name(name, inside)
+
+    def _of_name(self, name: str, scope: dict[str, object]) -> Iterator[object]:
+        """Yield what a name of a module stands for, and what the statements use that make it."""
+        asked: set[tuple[str, str]] = set()
+        while (file := self._own(str(scope.get("__file__") or ""))) and (file, name) not in asked:
+            asked.add((file, name))
+            self._note_module(file, scope)
+            yield from self._makers(file, name, scope)
+            for origin in self._code[file].origins(name):
+                module = sys.modules.get(origin.module)
+                if module and origin.name in vars(module):
+                    name, scope = origin.name, vars(module)
+                    break
+        yield scope.get(name)
+
+    def _makers(self, file: str, name: str, scope: dict[str, object]) -> Iterator[object]:
+        for statement in self._code[file].makers(name):
+            if (file, statement.first) not in self._statements:
+                self._statements[file, statement.first] = len(self._seen)
+                yield _Uses(statement.uses, scope)
 
     def _of_class(self, cls: type) -> Iterator[object]:
         module = sys.modules.get(cls.__module__)
-        if module is None or not self._own(vars(module).get("__file__") or ""):
+        file = self._own(_file_of(module)) if module else ""
+        if module is None or not file:
             return
+        self._note_module(file, vars(module))
+        yield from self._makers(file, cls.__qualname__.partition(".")[0], vars(module))
         yield from cls.__mro__[1:]
         yield from vars(cls).values()
 
+    def _note_module(self, file: str, scope: Mapping[str, object]) -> None:
+        """Note that a module was imported, with all that it imports."""
+        waiting = [(file, scope)]
+        while waiting:
+            file, scope = waiting.pop()
+            if file in self._modules:
+                continue
+            self._modules[file] = len(self._seen)
+            package = str(scope.get("__package__") or "")
+            code = self._code[file] = ModuleCode.read(Path(self._folder, file), package)
+            names = (str(scope.get("__name__") or ""), *code.imported_modules)
+            parts = {part for text in names for part in accumulate(text.split("."), _below)}
+            modules = [module for part in parts if (module := sys.modules.get(part))]
+            waiting += ((own, vars(m)) for m in modules if (own := self._own(_file_of(m))))
+
     def _note(self, file: str, code: CodeType) -> None:
         when = len(self._seen)
-        self._modules.setdefault(file, when)
         lines = [line for _, _, line in code.co_lines() if line]
         for inner in code.co_consts:
             if isinstance(inner, CodeType):
@@ -197,8 +254,19 @@ class _Reach:
         return file[len(self._folder) :]
 
 
+def _below(package: str, name: str) -> str:
+    return f"{package}.{name}"
+
+
+def _file_of(module: ModuleType) -> str:
+    return str(vars(module).get("__file__") or "")
+
+
 def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names in a function's code, and its texts that may be names, as for `getattr`."""
     yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+        elif isinstance(constant, str) and constant.isidentifier():
+            yield constant

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate import GPU_VARIABLE
 from pytest_torchmem.store.baselines import changed_text
+from pytest_torchmem.store.changed_lines import git_output
 from pytest_torchmem.store.run_reports import RunReport, checked_out, stamped
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, DeviceError, ReportError
@@ -99,6 +101,8 @@ class Collector:
         self._ended: set[str] = set()
         self._cut_short = False
         self._told: dict[tuple[CodeLines, str], str] = {}
+        self._cut: list[pytest.TestReport] = []
+        self._failed: list[object] | None = None
         self._renamed: set[tuple[Path, str]] = set()
 
     def add_problem(self, sentence: str) -> None:
@@ -136,6 +140,20 @@ class Collector:
         # In place: what xdist sends has the same objects a second time.
         traceback.reprentries[0].lines[:] = [f"{numbers}, by {cause} as in {name}"]
         del traceback.reprentries[1:]
+        self._cut.append(report)
+
+    def _hide_cut(self) -> None:
+        """Keep pytest from a section for each failure that was cut: its summary has their lines.
+
+        One that printed something has its section. `pytest_terminal_summary` runs when pytest has
+        shown all sections, and gives the failures back.
+        """
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        stats = getattr(terminal, "stats", {})
+        if not getattr(terminal, "no_summary", True) and "failed" in stats:
+            hidden = {id(report) for report in self._cut if not report.sections}
+            self._failed = stats["failed"]
+            stats["failed"] = [r for r in stats["failed"] if id(r) not in hidden]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object, error: object) -> None:
@@ -174,6 +192,8 @@ class Collector:
         self._tell_other_plugins(self._report())
         if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+            self._hide_cut()
 
     def _cut_off_lines(self) -> Iterator[str]:
         """Yield a line where failures lack the lines that have changed, for want of history."""
@@ -201,8 +221,10 @@ class Collector:
         """True where every test of the project had its turn: nobody typed which to run."""
         return not self._partial and self.config.args_source is not pytest.Config.ArgsSource.ARGS
 
-    @pytest.hookimpl
+    @pytest.hookimpl(tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._failed is not None:
+            terminalreporter.stats["failed"] = self._failed
         if not self.summary.anything and not self._lines:
             return
         detail = _detail(self.run.settings.summary, terminalreporter.verbosity)
@@ -341,9 +363,16 @@ class Collector:
                 for key in plan.file_changes.written
             )
             store.changed_lines.keep([entry.text for entry in entries])
+            self._lines += self._lines_for_git({store.root(plan.module) for plan in written})
         self._lines += self._orphan_lines(orphans, followed)
         if settings.dry_run and (self.summary.changes or not followed):
             self._lines[:0] = tables.change_table(self.summary.changes, room(self.config))
+
+    def _lines_for_git(self, folders: Collection[Path]) -> Iterator[str]:
+        """Yield what to type so that git knows the baselines that it does not know yet."""
+        others = ("ls-files", "--others", "--exclude-standard", "--", ".")
+        if new := [f for f in sorted(folders) if git_output(f, *others)]:
+            yield f"git does not know all of them yet: git add {shlex.join(map(self._shown, new))}"
 
     def _is_written(self, plan: FilePlan) -> bool:
         """Write or show the changes of one file; return whether it was written."""

@@ -184,6 +184,23 @@ def test_a_reading_of_zero_never_passes_a_limit(project):
     result.stdout.fnmatch_lines(["the body used no memory on cpu: *[[]no-reading]"])
 
 
+def test_a_body_without_tensors_leaves_nothing_behind(project):
+    project.write(
+        """
+        @pytest.mark.memory_budget(retained="0B")
+        def test_a():
+            pass
+
+        @pytest.mark.memory_budget(retained="0B", total="1GiB")
+        def test_b():
+            pass
+        """
+    )
+    result = project.run()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["FAILED *::test_b - Failed: the body used no memory*"])
+
+
 def test_a_limit_whose_body_could_not_be_recorded_fails(project):
     project.write(
         """

@@ -107,16 +107,16 @@ def reached(module: ModuleType, name: str, *fixtures: str) -> set[str]:
     return {name for name, place in PLACES.items() if place in found}
 
 
-def test_what_a_test_calls_is_reached_with_its_bases_and_settings_that_its_modules_name(module):
-    assert reached(module, "test_net") == {"shared", "forward", "size", "json"}
+def test_what_a_test_calls_is_reached_with_its_bases(module):
+    assert reached(module, "test_net") == {"shared", "forward"}
 
 
 def test_fixtures_are_reached(module):
     assert "fixture" in reached(module, "test_net", "weights")
 
 
-def test_a_function_behind_a_cache_is_reached(module):
-    assert reached(module, "test_cached") == {"cached", "size", "json"}
+def test_a_function_behind_a_cache_is_reached_with_the_settings_that_it_names(module):
+    assert reached(module, "test_cached") == {"cached", "json"}
 
 
 def test_a_module_that_the_test_itself_imports_is_reached(module):
@@ -134,3 +134,72 @@ def test_what_is_no_function_reaches_everything(module):
     places = tuple(PLACES.values())
     item: Any = SimpleNamespace()
     assert reached_by(item, Path(module.__file__).parent, places) == places
+
+
+AT_IMPORT = {
+    "pack/__init__.py": "from .again import DEPTH\nSEED = 1\nimport settings\nsettings.set(1)\n",
+    "pack/again.py": "from .sizes import *\nOTHER = 1\n",
+    "pack/sizes.py": "BASE = 2\nDEPTH = BASE * 2\nUNUSED = 3\nGRID = {}\nGRID['a'] = 4\n",
+    "pack/options.py": (
+        "from dataclasses import dataclass\n\n@dataclass\nclass Options:\n    width: int = 8\n\n"
+        "class Unused:\n    width = 8\n"
+    ),
+    "pack/build.py": (
+        "from . import sizes\nKNOWN = {}\n\ndef register(name, rate=0.1):\n"
+        "    def add(f):\n        KNOWN[name] = f\n        return f\n    return add\n\n"
+        "@register('sgd', rate=0.2)\ndef sgd(momentum=sizes.BASE):\n    return 1\n\n"
+        "if __name__ == '__main__':\n    print(1)\n"
+    ),
+    "pack/alone.py": "LATER = 1\n",
+    "test_pack.py": (
+        "import pack\nfrom pack.options import Options\nfrom pack.build import KNOWN\n\n"
+        "def test_depth():\n    return pack.DEPTH\n\n"
+        "def test_options():\n    return Options()\n\n"
+        "def test_known():\n    return KNOWN['sgd']()\n\n"
+        "def test_by_text():\n    return getattr(pack, 'DEPTH')\n\n"
+        "def test_grid():\n    from pack.sizes import GRID\n    return GRID['a']\n"
+    ),
+    "settings.py": "def set(x): ...\n",
+}
+
+
+@pytest.fixture
+def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "pack").mkdir()
+    for name, text in AT_IMPORT.items():
+        (tmp_path / name).write_text(text)
+    yield importlib.import_module("test_pack")
+    for name in [n for n in sys.modules if n.split(".")[0] in ("pack", "test_pack", "settings")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("test", "lines"),
+    [
+        # A constant behind a re-export and a star, and the one that it is computed of.
+        ("test_depth", {"pack/sizes.py:1", "pack/sizes.py:2", "pack/__init__.py:1"}),
+        ("test_by_text", {"pack/sizes.py:1", "pack/sizes.py:2", "pack/__init__.py:1"}),
+        # What a class body gives its attributes.
+        ("test_options", {f"pack/options.py:{n}" for n in (1, 3, 4, 5)}),
+        # A registry: its decorator, with what that has by default, and a function's default.
+        (
+            "test_known",
+            {f"pack/build.py:{n}" for n in (2, 4, 5, 6, 7, 8, 10, 11, 12)}
+            | {"pack/build.py:1", "pack/sizes.py:1"},
+        ),
+        ("test_grid", {"pack/sizes.py:4", "pack/sizes.py:5"}),
+    ],
+)
+def test_what_ran_at_import_is_reached_where_its_name_is_used(packed, test, lines):
+    item: Any = SimpleNamespace(function=getattr(packed, test))
+    places = [
+        CodeLines(file, line, line)
+        for file, text in AT_IMPORT.items()
+        if file != "test_pack.py"
+        for line, code in enumerate(text.splitlines(), 1)
+        if code.strip()
+    ]
+    found = reached_by(item, Path(packed.__file__).parent, places)
+    effects = {"pack/__init__.py:4"}
+    assert {place.text for place in found} == lines | effects

@@ -1,5 +1,7 @@
 """--torchmem-update-baseline: accept what was measured, and show what changed."""
 
+import subprocess
+
 import pytest
 
 
@@ -262,3 +264,32 @@ def test_entries_that_stay_say_again_what_they_are_made_of(sized):
     told.stdout.fnmatch_lines(["1 entry as before, now with their causes (*test_it.json)"])
     assert (sized.baseline().read_text(), origins.read_text()) == (text, before)
     sized.update().stdout.no_fnmatch_line("*as before*")
+
+
+def test_a_failure_says_that_the_causes_are_not_known(sized, monkeypatch):
+    sized.update()
+    sized.baseline().with_suffix(".origins").unlink()
+    monkeypatch.setenv("SIZE", "200")
+    told = sized.run()
+    told.assert_outcomes(failed=1)
+    told.stdout.fnmatch_lines(
+        [
+            "memory peaked at 200.0 MiB, *: largest 200.0 MiB *; by what it grew is not known: the "
+            ".origins file beside the baseline lacks this entry, and an update writes it"
+        ]
+    )
+    sized.update()
+    monkeypatch.setenv("SIZE", "300")
+    assert "is not known" not in sized.run().stdout.str()
+
+
+def test_an_update_ends_with_what_git_has_to_be_told(sized):
+    needed = "git does not know all of them yet: git add __torchmem__"
+    sized.update().stdout.no_fnmatch_line("*git add*")  # no repository
+    for arguments in (("init", "-q"), ("add", "__torchmem__/.gitignore")):
+        subprocess.run(["git", *arguments], cwd=sized.path, check=True)
+    sized.baseline().unlink()
+    sized.update().stdout.fnmatch_lines([needed])
+    subprocess.run(["git", "add", "__torchmem__"], cwd=sized.path, check=True)
+    sized.baseline().unlink()
+    sized.update().stdout.no_fnmatch_line("*git add*")

@@ -31,9 +31,27 @@ def test_the_first_failure_of_a_cause_is_told_whole_and_the_others_in_a_line(pro
     result.assert_outcomes(failed=3)
     told = result.stdout.str()
     assert told.count("live at the peak") == 2  # of test_a and test_c
-    assert f"\n{SAME}\n" in told
+    assert "_ test_b _" not in told
+    result.stdout.fnmatch_lines(["FAILED test_it.py::test_b - Failed: memory peaked at 9.0 MiB*"])
     assert f"\n{STORY}\n" in told
     assert "fake_measure.py:30 made" not in told
+
+
+def test_a_failure_that_printed_something_has_its_section(project):
+    project.write(TESTS.replace("use(9 *", "print('said'); use(9 *"))
+    result = project.run()
+    result.stdout.fnmatch_lines(["*_ test_b _*", SAME, "said", "FAILED *"])
+
+
+def test_one_cause_of_six_tests_is_one_page(project):
+    tests = "".join(
+        f"@pytest.mark.memory_budget('1MiB')\ndef test_{n}(): use({n} * MiB, line=7)\n"
+        for n in range(2, 8)
+    )
+    project.write(tests)
+    result = project.run("-q")
+    result.assert_outcomes(failed=6)
+    assert len(result.outlines) <= 25
 
 
 def test_each_is_told_whole_where_the_run_is_asked_for_everything(project):
