@@ -99,14 +99,14 @@ class RowReader:
         events["end_ns"] = stops
         return Tables(events, tensors, allocations, module_calls, overloads, details)
 
-    def _noted(self) -> tuple[_Noted, _Noted]:
+    def _noted(self) -> tuple[_NotedRows, _NotedRows]:
         """Return the rows of all threads, and the mentions in them."""
         threads = [*self._library.threads(ROW, MENTION)]
-        rows = _Noted(ROW, [own for own, _ in threads])
-        return rows, _Noted(MENTION, [own for _, own in threads], rows)
+        rows = _NotedRows(ROW, [own for own, _ in threads])
+        return rows, _NotedRows(MENTION, [own for _, own in threads], rows)
 
     def _fill_calls(
-        self, rows: _Noted, calls: NDArray[np.int64], events: Table, names: NDArray[np.int32]
+        self, rows: _NotedRows, calls: NDArray[np.int64], events: Table, names: NDArray[np.int32]
     ) -> tuple[Table, Table]:
         """Fill names and files of Python calls; return those of modules, and what each is called.
 
@@ -141,7 +141,11 @@ class RowReader:
         return module_calls, details
 
     def _fill_operators(
-        self, rows: _Noted, operators: NDArray[np.int64], events: Table, names: NDArray[np.int32]
+        self,
+        rows: _NotedRows,
+        operators: NDArray[np.int64],
+        events: Table,
+        names: NDArray[np.int32],
     ) -> tuple[Table, NDArray[np.int32]]:
         """Fill the rest of operators.
 
@@ -174,7 +178,7 @@ class RowReader:
 
     @staticmethod
     def _sequences(
-        rows: _Noted, operators: NDArray[np.int64], scopes: NDArray[np.uint8]
+        rows: _NotedRows, operators: NDArray[np.int64], scopes: NDArray[np.uint8]
     ) -> NDArray[np.int64]:
         """Return autograd's number of each row, or -1.
 
@@ -190,7 +194,7 @@ class RowReader:
         found[around[evaluated]] = found[nodes[evaluated]]
         return found
 
-    def _tensors(self, mentions: _Noted, of_rows: NDArray[np.int32]) -> Table:
+    def _tensors(self, mentions: _NotedRows, of_rows: NDArray[np.int32]) -> Table:
         events, arguments = mentions["row"], mentions["argument"]
         table = table_for(len(events), TENSOR)
         for name in TENSOR.names or ():
@@ -211,7 +215,9 @@ class RowReader:
         table["mutable"] = mutable
         return table
 
-    def _allocations(self, rows: _Noted, mentions: _Noted, counted: NDArray[np.bool_]) -> Table:
+    def _allocations(
+        self, rows: _NotedRows, mentions: _NotedRows, counted: NDArray[np.bool_]
+    ) -> Table:
         found = np.flatnonzero((rows["kind"] == EventKind.ALLOCATION) & counted)
         table = table_for(len(found), ALLOCATION)
         for name in ALLOCATION.names or ():
@@ -233,7 +239,7 @@ class RowReader:
 
     @staticmethod
     def _are_mentioned(
-        rows: _Noted, mentions: _Noted, allocations: NDArray[np.int64]
+        rows: _NotedRows, mentions: _NotedRows, allocations: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
         """Return which allocations have a tensor that an operator takes: scratch has none.
 
@@ -263,14 +269,14 @@ class RowReader:
         return np.array(numbers, np.int16)[place]
 
 
-class _Noted:
+class _NotedRows:
     """What all threads noted, a column at a time: parents, ends and rows count over all threads.
 
     Each column is a copy. The table itself lies in the library.
     """
 
     def __init__(
-        self, dtype: np.dtype[np.void], threads: Sequence[Pieces], rows: _Noted | None = None
+        self, dtype: np.dtype[np.void], threads: Sequence[Pieces], rows: _NotedRows | None = None
     ) -> None:
         self._dtype, self._threads = dtype, threads
         counts = [sum(map(len, pieces)) for pieces in threads]
@@ -303,7 +309,7 @@ class _Noted:
 
 
 def _were_there(
-    rows: _Noted, is_met: NDArray[np.bool_], known: NDArray[np.uint64]
+    rows: _NotedRows, is_met: NDArray[np.bool_], known: NDArray[np.uint64]
 ) -> NDArray[np.bool_]:
     """Return which rows of memory that was met tell of what was there at the start.
 
