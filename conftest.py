@@ -54,6 +54,7 @@ SLOW = (
     "tests/analysis/storages/test_attribution.py",
     "tests/analysis/storages/test_labels.py",
     "tests/analysis/torch_view/test_torch_labels.py",
+    "tests/cli/test_bisect.py",
     "tests/cli/test_cli.py::test_a_reader_who_stops_early",
     "tests/distributed/",
     "tests/faults/",

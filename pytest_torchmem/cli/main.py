@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem import __version__
-from pytest_torchmem.cli import diff, show
+from pytest_torchmem.cli import bisecting, diff, show
 from pytest_torchmem.cli.inputs import (
     converted,
     read_measurements,
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"torchmem {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    first = (_add_diff, _add_show, _add_explain, _add_history)
+    first = (_add_diff, _add_show, _add_explain, _add_history, _add_bisect)
     for add in (*first, _add_report, _add_fits, _add_reserved, _add_simulate):
         add(commands)
     return parser
@@ -194,6 +194,29 @@ def _history(options: argparse.Namespace) -> Exit:
         return Exit.OK
     plain = "utf" not in (sys.stdout.encoding or "").lower()
     _say("\n".join(history_plots(history, plain) if options.test else history_table(history)))
+    return Exit.OK
+
+
+def _add_bisect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "bisect",
+        help="which commit moved a test's peak",
+        description="Find the commit that moved a test's peak: git bisect, in a worktree of its "
+        "own, runs the test alone and measures it. What is not committed is not looked at.",
+        epilog="exit codes: 0 found, 2 bad input, or the peak did not move",
+    )
+    command.add_argument("test", metavar="TEST", help="the test's node id")
+    command.add_argument(
+        "--good", default="", help="default: the commit that accepted the test's baseline last"
+    )
+    command.add_argument("--bad", default="HEAD", help="default: HEAD")
+    command.add_argument("-C", "--folder", type=Path, default=Path(), help="default: this folder")
+    command.set_defaults(run=_bisect)
+
+
+def _bisect(options: argparse.Namespace) -> Exit:
+    moved = bisecting.bisect(options.test, options.good, options.bad, options.folder)
+    _say("\n".join(moved.lines()))
     return Exit.OK
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from typing import Any, Final
@@ -194,16 +195,28 @@ def settle(device: torch.device) -> None:
         allocator.empty_cache()
 
 
-def holds_memory(device: torch.device) -> bool:
-    """Return whether anything holds memory of a settled device's allocator.
+def holds_more(device: torch.device) -> bool:
+    """Return whether more is allocated than at the last `note_held`, so that garbage may hold it.
 
-    The allocator's counters have what garbage holds, so garbage has to go before a body begins. A
-    full collection takes 0.2 s where torch's compiler is imported. Where nothing holds memory,
-    garbage holds none either, and no collection can change what the counters say.
+    The allocator's counters have what garbage holds: it has to go before a body begins. A full
+    collection takes 0.2 s where torch's compiler is imported, and is not made where no test has
+    left anything.
     """
-    if device.type == "cpu":
-        return False
-    return bool(allocator.memory_stats(device).get("allocated_bytes.all.current", 1))
+    return device.type != "cpu" and _allocated_bytes(device) > _held.get(device, 0)
+
+
+def note_held(device: torch.device) -> None:
+    """Note what is allocated now that garbage was looked for."""
+    if device.type != "cpu":
+        _held[device] = _allocated_bytes(device)
+
+
+_held: Final[dict[torch.device, float]] = {}
+
+
+def _allocated_bytes(device: torch.device) -> float:
+    # Where an allocator does not say, garbage may hold anything.
+    return allocator.memory_stats(device).get("allocated_bytes.all.current", math.inf)
 
 
 def workspace_bytes(device: torch.device) -> list[int]:

@@ -36,11 +36,6 @@ def instances_of(classes: Iterable[type[_T]]) -> list[_T]:
     return _selected(objects, with_subclasses(classes))
 
 
-def instances_in_sight(classes: Iterable[type[_T]]) -> list[_T]:
-    """Return what `instances_of` does, less what ``gc.freeze()`` took away."""
-    return _selected(get_objects(), with_subclasses(classes))
-
-
 def _selected(objects: Sequence[Any], wanted: set[type[_T]]) -> list[_T]:
     # No step of this loop is in Python.
     return list(compress(objects, map(wanted.__contains__, map(type, objects))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from time import perf_counter_ns
 from typing import ClassVar, Final
 
@@ -16,13 +16,14 @@ from pytest_torchmem.contexts import ORIGINALS, Around, pause_gc, resume_gc
 from pytest_torchmem.record.compiled.compiled_graphs import CompiledSources
 from pytest_torchmem.record.devices import (
     CounterReader,
-    holds_memory,
+    holds_more,
+    note_held,
     settle,
     synchronize,
     workspace_bytes,
 )
 from pytest_torchmem.record.observers import observer_for, slower_because
-from pytest_torchmem.record.owners.live_objects import SwapWatch, settle_collector
+from pytest_torchmem.record.owners.live_objects import settle_collector
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.compiled_code import (
@@ -90,12 +91,12 @@ class Recorder:
         ORIGINALS.note()
         self._observer.prepare()
         settle(self._device)
-        settle_collector(collect=holds_memory(self._device))
+        settle_collector(partial(holds_more, self._device))
         with _collector_as_after_a_collection():
             settle(self._device)
+            note_held(self._device)
             self._watch.install(self._following)
             GlooWatch().install(self._patches)
-            SwapWatch().install(self._patches)
             self._imports.install(self._patches)
             self._listen_to_compiler()
             self._hooks_in()

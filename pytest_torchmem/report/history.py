@@ -5,6 +5,7 @@ The page is one file without scripts, with a plot and a table for each test.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from importlib import resources
@@ -20,6 +21,7 @@ ROWS: Final = 30
 """The latest changes that the table of all tests shows."""
 
 _BAR: Final = 30
+_RELEASE: Final = re.compile(r"-torch([a-z0-9.]+)")
 
 
 def by_test(history: Sequence[Acceptance]) -> dict[tuple[str, str], list[Acceptance]]:
@@ -91,6 +93,7 @@ td.code { font-family: ui-monospace, monospace; }
 td:last-child, th:last-child { width: 99%; white-space: normal; overflow-wrap: anywhere; }
 svg { width: 22.5rem; max-width: 100%; height: auto; display: block; }
 svg path { fill: none; stroke: var(--accent); stroke-width: 2; }
+svg path.release { stroke: var(--edge); stroke-width: 1; stroke-dasharray: 3 3; }
 svg circle { fill: var(--accent); }
 svg text { fill: var(--faint); font: 11px system-ui, sans-serif; }
 @media (max-width: 36rem) {
@@ -112,12 +115,12 @@ def history_page(history: Sequence[Acceptance], commits: str = "") -> str:
     assets = resources.files("pytest_torchmem.report").joinpath("assets")
     css = assets.joinpath("page.css").read_text("utf-8")
     sections = [
-        f"<section><h2>{escaped(test)} <small>on {escaped(environment)}</small></h2>\n"
+        f"<section><h2>{escaped(test)} <small>on {escaped(machine)}</small></h2>\n"
         f"{_plot(items)}"
-        "<table><thead><tr><th>date<th class=number>peak<th class=number>change<th>who<th>commit"
-        f"<th></thead>\n{''.join(_row(item, commits) for item in reversed(items))}"
+        "<table><thead><tr><th>date<th class=number>peak<th class=number>change<th>torch<th>who"
+        f"<th>commit<th></thead>\n{''.join(_row(item, commits) for item in reversed(items))}"
         "</table></section>\n"
-        for (test, environment), items in sorted(by_test(history).items(), key=_by_change)
+        for (test, machine), items in sorted(_over_releases(history).items(), key=_by_change)
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
@@ -125,6 +128,19 @@ def history_page(history: Sequence[Acceptance], commits: str = "") -> str:
         f"<title>History of baselines</title>\n<style>{css}{_STYLE}</style></head>\n"
         f"<body><main><h1>History of baselines</h1>\n{''.join(sections)}</main></body></html>\n"
     )
+
+
+def _over_releases(history: Sequence[Acceptance]) -> dict[tuple[str, str], list[Acceptance]]:
+    """Return the changes of each test on each machine, whatever release of torch it had."""
+    found: dict[tuple[str, str], list[Acceptance]] = defaultdict(list)
+    for item in history:
+        found[item.test, _RELEASE.sub("", item.environment)].append(item)
+    return found
+
+
+def _release(item: Acceptance) -> str:
+    found = _RELEASE.search(item.environment)
+    return found[1] if found else ""
 
 
 def _by_change(pair: tuple[tuple[str, str], Sequence[Acceptance]]) -> tuple[float, str, str]:
@@ -141,7 +157,8 @@ def _row(item: Acceptance, commits: str) -> str:
     commit = escaped(item.commit)
     link = f'<a href="{escaped(commits)}{commit}">{commit}</a>' if commits else commit
     return (
-        f"<tr><td>{escaped(item.date)}{numbers}<td>{escaped(item.author)}"
+        f"<tr><td>{escaped(item.date)}{numbers}<td>{escaped(_release(item))}"
+        f"<td>{escaped(item.author)}"
         f"<td class=code>{link}<td>{escaped(item.subject)}</tr>\n"
     )
 
@@ -149,30 +166,40 @@ def _row(item: Acceptance, commits: str) -> str:
 def _plot(items: Sequence[Acceptance]) -> str:
     """Return a line that steps from one accepted size to the next, from zero to the largest.
 
-    It ends where the entry was removed. One size alone needs no plot.
+    It ends where the entry was removed. Each release of torch has a line of its own, and its name
+    where that begins. One size alone needs no plot.
     """
     sizes = [item.after_bytes for item in items if item.change is not Change.UNUSED]
     if len(sizes) < 2:
         return ""
     largest = max(sizes) or 1
     step = (_WIDTH - _LEFT - 8) / len(items)
-    path, dots, drawn = "", "", False
-    for place, item in enumerate(items):
-        if item.change is Change.UNUSED:
-            drawn = False
-            continue
-        x = _LEFT + place * step
-        y = 14 + (_HEIGHT - 38) * (1 - item.after_bytes / largest)
-        path += f"V{y:.1f}" if drawn else f"M{x:.1f} {y:.1f}"
-        path += f"H{x + step:.1f}"
-        drawn = True
-        told = f"{item.date}: {format_size(item.after_bytes)}, {item.author}"
-        dots += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escaped(told)}</title></circle>'
+    path, dots, begins = "", "", ""
+    for release in dict.fromkeys(map(_release, items)):
+        mine = [(place, item) for place, item in enumerate(items) if _release(item) == release]
+        drawn = False
+        for number, (place, item) in enumerate(mine):
+            if item.change is Change.UNUSED:
+                drawn = False
+                continue
+            x = _LEFT + place * step
+            until = mine[number + 1][0] if number + 1 < len(mine) else place + 1
+            y = 14 + (_HEIGHT - 38) * (1 - item.after_bytes / largest)
+            path += f"V{y:.1f}" if drawn else f"M{x:.1f} {y:.1f}"
+            path += f"H{_LEFT + until * step:.1f}"
+            drawn = True
+            told = f"{item.date}: {format_size(item.after_bytes)}, {item.author}"
+            dots += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escaped(told)}</title>'
+            dots += "</circle>"
+        if release:
+            x = _LEFT + mine[0][0] * step
+            begins += f'<path class="release" d="M{x:.1f} 12V{_HEIGHT - 24}"/>'
+            begins += f'<text x="{x + 3:.1f}" y="10">torch {escaped(release)}</text>'
     first, last = escaped(items[0].date), escaped(items[-1].date)
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="accepted peaks over time">'
         f'<text x="0" y="18">{format_size(largest)}</text><text x="0" y="{_HEIGHT - 20}">0 B</text>'
         f'<text x="{_LEFT}" y="{_HEIGHT - 4}">{first}</text>'
         f'<text x="{_WIDTH - 8}" y="{_HEIGHT - 4}" text-anchor="end">{last}</text>'
-        f'<path d="{path}"/>{dots}</svg>\n'
+        f'{begins}<path d="{path}"/>{dots}</svg>\n'
     )

@@ -74,7 +74,7 @@ def read_acceptances(folder: Path) -> tuple[Acceptance, ...]:
     that moved is no change, and its tests have the name that they have now. Raises `ReportError`
     where there is no git, no repository or no baseline in its history.
     """
-    log = _git(folder, *_LOG, f"--format={_MARK}{_FIELDS}", "--", ".")
+    log = run_git(folder, *_LOG, f"--format={_MARK}{_FIELDS}", "--", ".")
     found: list[Acceptance] = []
     # The version that one commit leaves is the one that the next commit of the file begins with.
     entries = lru_cache(maxsize=None)(partial(_entries, folder))
@@ -111,7 +111,7 @@ def _entries(folder: Path, version: _Version) -> _Entries:
     """Return the numbers in a version of a file, none for no baseline."""
     path = Path(version.name)
     try:
-        text = _git(folder, "cat-file", "blob", version.blob) if version.blob else ""
+        text = run_git(folder, "cat-file", "blob", version.blob) if version.blob else ""
         _, stored = parse_text(text, path)
     except (BaselineError, ReportError):
         return {}
@@ -189,14 +189,15 @@ def commits_address(folder: Path) -> str:
     GitHub, GitLab, Codeberg and others have a commit at ``/commit/NAME`` below the project.
     """
     try:
-        remote = _git(folder, "remote", "get-url", "origin").strip()
+        remote = run_git(folder, "remote", "get-url", "origin").strip()
     except ReportError:
         return ""
     found = _REMOTE.fullmatch(remote)
     return f"https://{found[1]}/{found[2].removesuffix('.git')}/commit/" if found else ""
 
 
-def _git(folder: Path, *arguments: str) -> str:
+def run_git(folder: Path, *arguments: str) -> str:
+    """Return what git prints in a folder. Raises `ReportError` where it fails or is not there."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],
@@ -208,5 +209,6 @@ def _git(folder: Path, *arguments: str) -> str:
     except OSError as error:
         raise ReportError(f"git cannot be run: {error.strerror or error}") from None
     if done.returncode:
-        raise ReportError(f"git cannot read the history of {folder}: {done.stderr.strip()}")
+        told = done.stderr.strip() or f"git {arguments[0]} ended with {done.returncode}"
+        raise ReportError(f"git cannot read the history of {folder}: {told}")
     return done.stdout

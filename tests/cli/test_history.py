@@ -1,6 +1,7 @@
 """torchmem history: who accepted which number when, read from git."""
 
 import re
+import shutil
 import subprocess
 from html.parser import HTMLParser
 
@@ -169,6 +170,26 @@ def test_the_page_begins_with_the_test_that_changed_by_most_and_has_dates(comman
     )
     assert len(days) == 2 * 3
     assert "<a " not in text
+
+
+def test_a_release_of_torch_is_marked_in_the_plot_of_its_test(command, tmp_path):
+    git(tmp_path, "init", "-q", "-b", "main")
+    accept(tmp_path, {"test_a": 100}, "first")
+    accept(tmp_path, {"test_a": 130}, "second")
+    newer = tmp_path / PLACE.replace("2.13", "2.14")
+    newer.mkdir()
+    shutil.copy(tmp_path / PLACE / "test_net.json", newer)
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-q", "-m", "torch 2.14")
+    page = tmp_path / "history.html"
+    assert command("history", "-C", tmp_path, "-o", page)[0] == 0
+    text = page.read_text()
+    assert re.findall(r"<h2>tests/test_net.py::test_a <small>on (\S+)</small>", text) == ["cpu"]
+    marks = re.findall(r'<text x="([\d.]+)" y="10">torch ([\d.]+)</text>', text)
+    assert [release for _, release in marks] == ["2.13", "2.14"]
+    assert float(marks[0][0]) < float(marks[1][0])
+    (line,) = re.findall(r'<path d="([^"]+)"/>', text)
+    assert line.count("M") == 2  # a line for each
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ class Library:
             ("copy_mentions", None, (_INT, _OUT, _LONG)),
             ("name", _TEXT, (_INT,)),
             ("code", _TEXT, (_INT,)),
+            ("collection_callback", ctypes.py_object, (ctypes.py_object,)),
         ):
             function = getattr(functions, f"torchmem_{name}")
             function.restype, function.argtypes = result, arguments
@@ -60,6 +61,7 @@ class Library:
     mention_count: Any
     copy_rows: Any
     copy_mentions: Any
+    collection_callback: Any
     _threads: Any
     _name: Any
     _code: Any

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import gc
 import random
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from typing import Any
 
 import pytest
 
 from pytest_torchmem.record import heap
 from pytest_torchmem.record.heap import instances_of
+from pytest_torchmem.record.native.choice import Choice
 from pytest_torchmem.record.owners import live_objects
-from pytest_torchmem.record.owners.live_objects import Census
+from pytest_torchmem.record.owners.live_objects import Census, SwapWatch
 
 
 class Base:
@@ -28,13 +28,6 @@ class Derived(Base):
 
 class Other:
     pass
-
-
-class Holder:
-    """Is looked for, too, and holds others."""
-
-    def __init__(self, *held: object) -> None:
-        self.held = {"all of them": list(held)}
 
 
 def ids(things: list[object]) -> list[int]:
@@ -62,12 +55,28 @@ def quiet_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_objects, "_where_others_stand", dict)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_census_finds_what_a_look_at_all_objects_finds(quiet_collector: None, seed: int) -> None:
+@pytest.fixture(params=["library", "alone"])
+def census(request: pytest.FixtureRequest) -> Iterator[Census]:
+    """A census that the library tells what becomes old, and one that has to do without."""
+    made = Census(Base)
+    if request.param == "library":
+        library = Choice.of_process().library
+        assert library
+        made.watch_by(library)
+    callbacks = [*gc.callbacks]
+    yield made
+    assert gc.callbacks == callbacks
+    if made._callback:
+        gc.callbacks.remove(made._callback)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_census_finds_what_a_look_at_all_objects_finds(
+    quiet_collector: None, census: Census, seed: int
+) -> None:
     random.seed(seed)
-    census = Census(Base)
     alive: list[object] = []
-    for _ in range(60):
+    for _ in range(40):
         match random.choice(("make", "make", "cycle", "drop", "collect", "clean", "find")):
             case "make":
                 alive.append(random.choice((Base, Derived, Other))())
@@ -80,193 +89,119 @@ def test_a_census_finds_what_a_look_at_all_objects_finds(quiet_collector: None, 
             case "collect":
                 gc.collect(random.randrange(3))
             case "clean":
-                census.settle(collect=random.random() < 0.5)
+                census.settle(lambda: random.random() < 0.5)
             case "find":
                 assert ids(census.find()) == ids(instances_of([Base]))
     assert ids(census.find()) == ids(instances_of([Base]))
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_census_that_lets_go_finds_the_same(quiet_collector: None, seed: int) -> None:
-    random.seed(seed)
-    census = Census(Base, Holder, released=Base)
-    alive: list[object] = []
-    for _ in range(40):
-        match random.choice(("make", "hold", "move", "cycle", "drop", "collect", "clean", "go")):
-            case "make":
-                alive.append(random.choice((Base, Derived, Other))())
-            case "hold":
-                alive.append(Holder(Base(), Derived()))
-            case "move":
-                holders = [thing for thing in alive if isinstance(thing, Holder)]
-                alive += [thing for holder in holders for thing in holder.held["all of them"]]
-            case "cycle":
-                base = Base()
-                base.__dict__["me"] = base
-                del base
-            case "drop":
-                if alive:
-                    alive.pop(random.randrange(len(alive)))
-            case "collect":
-                gc.collect(random.choice((0, 0, 0, 1, 2)))
-            case "clean":
-                census.settle(collect=random.random() < 0.2)
-            case "go":
-                census.let_go()
-                assert not any(map(weakref.getweakrefs, instances_of([Base])))
-                continue
-        if random.random() < 0.3:
-            assert ids(census.find()) == ids(instances_of([Base, Holder]))
-        if random.random() < 0.3:
-            assert ids(census.find_kept()) == ids(instances_of([Holder]))
-
-
-def looks_at_everything(
-    census: Census, monkeypatch: pytest.MonkeyPatch, find: Callable[[Census], object] = Census.find
-) -> bool:
+def looks_at_everything(census: Census, monkeypatch: pytest.MonkeyPatch) -> bool:
     looks = []
     with monkeypatch.context() as patched:
         look = instances_of
         patched.setattr(live_objects, "instances_of", lambda c: looks.append(c) or look(c))
-        find(census)
+        assert ids(census.find()) == ids(look([Base]))
     return bool(looks)
 
 
 @pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
 def test_a_census_looks_at_everything_only_when_it_must(
-    quiet_collector: None, quiet_threads: None, monkeypatch: pytest.MonkeyPatch
+    quiet_collector: None, quiet_threads: None, census: Census, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    census = Census(Base)
+    alive = [Base()]
     assert looks_at_everything(census, monkeypatch)
     assert not looks_at_everything(census, monkeypatch)
+    alive.append(Derived())
     gc.collect(0)
-    census.settle(collect=True)
+    alive.append(Base())
+    census.settle(lambda: True)
     assert not looks_at_everything(census, monkeypatch)
     for generation in (1, 2):
+        alive.append(Base())
         gc.collect(generation)
-        assert looks_at_everything(census, monkeypatch)
+        assert looks_at_everything(census, monkeypatch) != bool(census._callback)
+
+
+@pytest.fixture
+def watched() -> Iterator[Census]:
+    census, library = Census(Base), Choice.of_process().library
+    assert library
+    census.watch_by(library)
+    yield census
+    if census._callback in gc.callbacks:
+        gc.callbacks.remove(census._callback)
 
 
 @pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
-def test_what_was_let_go_of_is_found_by_its_holder_or_known_to_be_gone(
-    quiet_collector: None, quiet_threads: None, monkeypatch: pytest.MonkeyPatch
+def test_a_collection_that_nobody_told_of_is_followed_by_a_look_at_everything(
+    quiet_collector: None, watched: Census, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    census = Census(Base, Holder, released=Base)
-    holder, gone, moved = Holder(Base()), Base(), Base()
-    holder.held["all of them"].append(moved)
-    census.settle(collect=False)
-    census.let_go()
-    del gone
-    young = Base()
-    assert not looks_at_everything(census, monkeypatch)
-    assert ids(census.find()) == ids([holder, *holder.held["all of them"], young])
-    census.settle(collect=False)
-    census.let_go()
-    holder.held["all of them"].remove(moved)
-    assert looks_at_everything(census, monkeypatch)
-    assert ids(census.find()) == ids([holder, *holder.held["all of them"], young, moved])
-
-
-@pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
-def test_what_is_kept_is_found_while_what_was_let_go_of_is_out_of_sight(
-    quiet_collector: None, quiet_threads: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    census = Census(Base, Holder, released=Base)
-    holder, unheld = Holder(), Base()
-    census.settle(collect=False)
-    census.let_go()
-    assert not looks_at_everything(census, monkeypatch, Census.find_kept)
-    assert ids(census.find_kept()) == ids([holder])
+    watched.find()
+    gc.callbacks.remove(watched._callback)
+    alive = Base()
     gc.collect(1)
-    assert looks_at_everything(census, monkeypatch, Census.find_kept)
-    assert ids(census.find()) == ids([holder, unheld])
-
-
-@pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
-def test_what_a_module_has_as_a_variable_is_found_there(
-    quiet_collector: None, quiet_threads: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    census = Census(Base, released=Base)
-    module = ModuleType("with_a_base")
-    module.__dict__["variable"] = Base()
-    monkeypatch.setitem(sys.modules, "with_a_base", module)
-    census.settle(collect=False)
-    for _ in range(2):
-        census.let_go()
-        assert not looks_at_everything(census, monkeypatch)
-        assert ids(census.find()) == ids([module.variable])
-        census.settle(collect=False)
-
-
-@pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
-def test_what_a_function_holds_is_looked_for_everywhere_at_first(
-    quiet_collector: None, quiet_threads: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    census = Census(Base, released=Base)
-
-    def function_with(base: Base) -> Callable[[], Base]:
-        return lambda: base
-
-    function = function_with(Base())
-    looks = []
-    for _ in range(12):
-        census.settle(collect=False)
-        census.let_go()
-        looks.append(looks_at_everything(census, monkeypatch))
-        assert ids(census.find()) == ids([function()])
-    assert looks == [True] * 8 + [False] * 4
-    census.let_go()
-    moved = function()
-    del function
-    assert looks_at_everything(census, monkeypatch)
-    assert ids(census.find()) == ids([moved])
-
-
-class Mark:
-    """Holds what all tests of a function are parametrized with, as pytest's does."""
-
-    def __init__(self, *values: tuple[Base, ...]) -> None:
-        self.args = ["base", list(values)]
-
-
-class Case:
-    """Holds what one of these tests is parametrized with."""
-
-    def __init__(self, base: Base) -> None:
-        self.params = {"base": base}
-
-
-@pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
-@pytest.mark.parametrize("count", [5, 60, 300])
-def test_what_tests_are_parametrized_with_is_looked_for_everywhere_at_first(
-    quiet_collector: None, quiet_threads: None, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
-    census = Census(Base, released=Base)
-
-    def parametrized() -> tuple[Mark, list[Case]]:
-        bases = [Base() for _ in range(count)]
-        return Mark(*((base,) for base in bases)), [Case(base) for base in bases]
-
-    def looks() -> bool:
-        census.settle(collect=False)
-        census.let_go()
-        looked = looks_at_everything(census, monkeypatch)
-        assert ids(census.find()) == ids(instances_of([Base]))
-        return looked
-
-    kept = [parametrized()]
-    assert [looks() for _ in range(10)] == [True] * 8 + [False] * 2
-    # Further holders do not take the place of those.
-    kept.append(parametrized())
+    gc.callbacks.append(watched._callback)
     gc.collect(1)
-    assert [looks() for _ in range(10)] == [True] * 8 + [False] * 2
+    assert looks_at_everything(watched, monkeypatch)
+    assert alive in watched.find()
+    alive = Derived()
+    gc.collect(1)
+    assert not looks_at_everything(watched, monkeypatch)
+
+
+@pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
+def test_what_dies_where_nobody_looks_for_long_is_forgotten(
+    quiet_collector: None, watched: Census, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched.find()
+    for _ in range(5):
+        dead = [Base() for _ in range(60_000)]
+        gc.collect(1)
+        del dead
+    assert len(watched._known) < 300_000
+    assert looks_at_everything(watched, monkeypatch)
+    assert len(watched._known) < 1000
+
+
+@pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
+def test_another_callback_after_ours_may_let_other_threads_run(
+    quiet_collector: None, watched: Census, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Choice.of_process().library
+    watched.find()
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    later: Callable[[str, dict[str, int]], None] = lambda phase, info: None  # noqa: E731
+    gc.callbacks.append(later)
+    try:
+        gc.collect(1)
+        assert looks_at_everything(watched, monkeypatch)
+        watched.watch_by(library)  # type: ignore[arg-type]
+        gc.collect(1)
+        assert not looks_at_everything(watched, monkeypatch)
+    finally:
+        gc.callbacks.remove(later)
+        ended.set()
+        thread.join()
+
+
+def test_a_program_sees_no_reference_of_ours_where_it_swaps(watched: Census) -> None:
+    base: Any = Base()
+    references: Any = SwapWatch()
+    assert base in watched.find()
+    gc.collect(1)
+    assert base in watched.find()
+    assert weakref.getweakrefs(base)
+    assert references.getweakrefs(base) == []
+    mine = references.ref(base)
+    assert references.getweakrefs(base) == [mine]
 
 
 @pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
 def test_a_census_knows_nothing_of_what_another_thread_made_while_it_collected(
-    quiet_collector: None, monkeypatch: pytest.MonkeyPatch
+    quiet_collector: None, census: Census
 ) -> None:
-    census = Census(Base)
     turn, done, alive = threading.Event(), threading.Event(), []
 
     def work() -> None:
@@ -285,7 +220,7 @@ def test_a_census_knows_nothing_of_what_another_thread_made_while_it_collected(
     thread.start()
     gc.callbacks.append(let_it_run)
     try:
-        census.settle(collect=True)
+        census.settle(lambda: True)
         assert ids(census.find()) == ids(alive)  # type: ignore[arg-type]
     finally:
         gc.callbacks.remove(let_it_run)
@@ -300,12 +235,12 @@ def test_to_settle_frees_no_garbage_where_the_collector_is_off(quiet_collector: 
     left = weakref.ref(thing)
     del thing
     before = gc.get_freeze_count()
-    census.settle(collect=False)
+    census.settle()
     # What Python 3.12 itself has frozen is thawed.
     assert gc.get_freeze_count() in (0, before)
     assert left() is not None
     assert any(found is left() for found in gc.get_objects())
-    census.settle(collect=True)
+    census.settle(lambda: True)
     assert left() is None
 
 
@@ -315,7 +250,7 @@ def test_garbage_of_many_small_tests_goes_as_it_does_without_us(
     quiet_collector: None, is_on: bool
 ) -> None:
     census, dead = Census(Base), []
-    census.settle(collect=True)
+    census.settle(lambda: True)
     alive = len(gc.get_objects())
     for _ in range(20):
         for _ in range(alive // 40):
@@ -327,7 +262,7 @@ def test_garbage_of_many_small_tests_goes_as_it_does_without_us(
         del thing
         if is_on:
             gc.enable()
-        census.settle(collect=False)
+        census.settle()
         gc.disable()
     assert (dead[0]() is None) == is_on
     # Of twenty times a fortieth, no more than a fourth is ever left.
@@ -341,7 +276,7 @@ def test_garbage_of_small_tests_alone_is_no_reason_to_look_at_everything(
     census, old = Census(Base), Base()
     old.__dict__["me"] = old
     left = weakref.ref(old)
-    census.settle(collect=True)
+    census.settle(lambda: True)
     del old
     for _ in range(20):
         cycles: list[list[object]] = [[number] for number in range(len(gc.get_objects()) // 40)]
@@ -351,7 +286,7 @@ def test_garbage_of_small_tests_alone_is_no_reason_to_look_at_everything(
         gc.collect(0)
         del cycles, cycle
         gc.enable()
-        census.settle(collect=False)
+        census.settle()
         gc.disable()
     assert left() is not None
 
@@ -373,7 +308,7 @@ def test_what_a_user_froze_stays_frozen() -> None:
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()
-        Census(Base).settle(collect=False)
+        Census(Base).settle()
         assert gc.get_freeze_count() >= frozen
     finally:
         gc.unfreeze()

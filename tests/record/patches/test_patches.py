@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import torch
 
 from pytest_torchmem import measure
 from pytest_torchmem.record.owners.ownership import OwnershipWatch
-from pytest_torchmem.record.patches import PATCHES, How, Installed
+from pytest_torchmem.record.patches import PATCHES, STAYING, How, Installed
 from pytest_torchmem.record.patches.compiled_code import CompilationWatch
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import compiler, profiler
@@ -52,7 +53,7 @@ def work() -> None:
 
 
 def test_few_names_are_needed() -> None:
-    assert len(PATCHES) <= 20
+    assert len(PATCHES) + len(STAYING) <= 20
 
 
 def train() -> None:
@@ -120,12 +121,12 @@ def test_a_function_of_ours_that_a_program_keeps_ends_as_the_original() -> None:
         return noting
 
     with Installed() as installed:
-        installed.replace("torch.utils.swap_tensors", make)
-        ours = torch.utils.swap_tensors
-        ours(torch.ones(1), torch.ones(1))
-    one, two = torch.zeros(1), torch.ones(1)
-    ours(one, two)
-    assert (one.item(), two.item(), len(seen)) == (1, 0, 1)
+        installed.replace("torch.nn.Module.__setstate__", make)
+        ours = torch.nn.Module.__setstate__
+        ours(torch.nn.ReLU(), {})
+    module = torch.nn.ReLU()
+    ours(module, {"mine": 1})
+    assert (module.mine, len(seen)) == (1, 1)
 
 
 def test_an_engine_of_ours_that_a_program_keeps_ends_as_the_original(
@@ -185,8 +186,12 @@ def test_all_that_is_put_in_place_is_in_the_table(monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_is_put_in_place_by_an_import() -> None:
-    assert torch.utils.swap_tensors.__module__ == "torch.utils"
-    assert not hasattr(torch.utils.swap_tensors, "__wrapped__")
+    code = (
+        "import torch, weakref, pytest_torchmem.plugin, pytest_torchmem.record.recorder; "
+        "assert torch.utils.weakref is weakref; "
+        "assert not hasattr(torch.nn.Module.__setstate__, '__wrapped__')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 class BrokenError(Exception):
@@ -221,9 +226,9 @@ def test_the_last_that_came_is_the_first_that_goes_also_where_one_fails() -> Non
         raise BrokenError
 
     installed = Installed()
-    installed.note("torch.utils.swap_tensors", lambda: gone.append("first"))
-    installed.note("torch.utils.swap_tensors", fails)
-    installed.note("torch.utils.swap_tensors", lambda: gone.append("third"))
+    installed.note("torch.utils.weakref", lambda: gone.append("first"))
+    installed.note("torch.utils.weakref", fails)
+    installed.note("torch.utils.weakref", lambda: gone.append("third"))
     with pytest.raises(BrokenError):
         installed.remove()
     assert gone == ["third", "second", "first"]
@@ -243,7 +248,7 @@ def test_a_compiler_that_is_reset_keeps_our_callbacks_until_the_end() -> None:
 
 def rows() -> Iterator[str]:
     """The table of docs/how-it-works.md."""
-    for patch in PATCHES:
+    for patch in (*PATCHES, *STAYING):
         how = patch.how.value + (f", {patch.releases}" if patch.releases else "")
         yield f"| `{patch.name}` | {how} | {patch.why} |"
 

@@ -72,7 +72,7 @@ def test_a_module_from_before_is_converted_in_the_body_and_after_it():
         gc.collect()
 
 
-def test_between_measurements_no_tensor_is_referred_to_and_none_is_lost_from_sight() -> None:
+def test_between_measurements_no_reference_is_seen_and_no_tensor_is_lost_from_sight() -> None:
     model = nn.Linear(64, 64)
     optimizer = torch.optim.Adam(model.parameters())
 
@@ -86,10 +86,30 @@ def test_between_measurements_no_tensor_is_referred_to_and_none_is_lost_from_sig
     gc.collect()
     expected = step()
     tensors = [*model.parameters(), *(p.grad for p in model.parameters())]
-    assert not any(map(weakref.getweakrefs, tensors))
+    assert not any(map(torch.utils.weakref.getweakrefs, tensors))
     del tensors
     with gc_paused():
         assert step() == expected
+
+
+@pytest.mark.parametrize("where", ["in a hook", "in a body", "after it"])
+def test_a_tensor_is_swapped_wherever_a_program_does_so(where: str) -> None:
+    one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.zeros(3))
+
+    def swap(*_: object) -> None:
+        if where == "in a hook":
+            torch.utils.swap_tensors(one, other)
+
+    with measure(device="cpu"):
+        gc.collect()
+        if where == "in a body":
+            torch.utils.swap_tensors(one, other)
+        leaf = torch.ones(2, requires_grad=True)
+        leaf.register_hook(swap)
+        (leaf * 2).sum().backward()
+    if where == "after it":
+        torch.utils.swap_tensors(one, other)
+    assert (len(one), len(other)) == (3, 2)
 
 
 def test_a_tensor_that_the_user_refers_to_weakly_is_refused_as_ever():
