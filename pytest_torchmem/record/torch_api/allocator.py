@@ -50,7 +50,8 @@ def free_in_private_pools(name: str) -> int:
     device = torch.device(name)
     if device.type != "cuda":
         return 0
-    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()
+    cuda: Any = torch.cuda
+    segments: list[dict[str, Any]] = cuda.memory_snapshot()
     return sum(
         segment["total_size"] - segment["active_size"]
         for segment in segments
