@@ -21,6 +21,7 @@ from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.analysis.storages.explanation import OwnPass
 from pytest_torchmem.contexts import Around, gc_paused, numpy_in_place
 from pytest_torchmem.simulate import GPU_VARIABLE
+from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.errors import RecordingError, is_torchmem_error
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Fate, Holder, Peak, Result, Retained
@@ -98,6 +99,16 @@ class _Stretch(GpuQuestions):
     @abc.abstractmethod
     def _now_ns(self) -> int:
         """Return the time on the recording's clock, which nobody sets while it runs."""
+
+    def freed(self) -> tuple[Contributor, ...]:
+        """What it made and freed, by origin. Raises what `allocator_requests` does."""
+        return self._analysed().freed()
+
+    def free_in_private_pools(self) -> int:
+        """The bytes that are free now in the private pools of CUDA graphs."""
+        from pytest_torchmem.record.torch_api.allocator import free_in_private_pools
+
+        return free_in_private_pools(self._analysed().device)
 
     def picture(self) -> Picture:
         """Its timeline, sampled. Raises what `allocator_requests` does."""

@@ -275,4 +275,5 @@ class CounterReader:
     def _read(self, what: str) -> dict[str, int]:
         stats = allocator.memory_stats(self._device)
         names = ("requested", "allocated", "active", "reserved")
-        return {name: int(stats.get(f"{name}_bytes.all.{what}", 0)) for name in names}
+        read = {name: int(stats.get(f"{name}_bytes.all.{what}", 0)) for name in names}
+        return {**read, "split": int(stats.get(f"inactive_split_bytes.all.{what}", 0))}

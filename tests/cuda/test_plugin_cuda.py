@@ -407,3 +407,39 @@ def test_reports_for_other_viewers(project: Project) -> None:
         assert done.ret == 0, done.stderr.str()
     snapshot = pickle.loads(Path(project.path / "x.pickle").read_bytes())
     assert any(trace for trace in snapshot["device_traces"])
+
+
+COUNTED = """
+@pytest.mark.memory_budget(reserved="70MiB")
+def test_pools():
+    x = ones(4)
+    graphs = [torch.cuda.CUDAGraph() for _ in range(4)]
+    for graph in graphs:
+        with torch.cuda.graph(graph):
+            torch.cat([x, x, x, x])
+
+
+@pytest.mark.memory_budget(reserved="70MiB")
+def test_streams():
+    x = ones(4)
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    for _ in range(8):
+        with torch.cuda.stream(side):
+            joined = torch.cat([x, x, x, x])
+        joined.record_stream(here)
+        del joined
+"""
+
+
+def test_a_reserved_limit_names_what_holds_no_tensor(project):
+    project.write(COUNTED)
+    told, counts = project.run("-p", "no:randomly")
+    assert counts == {"failed": 2}
+    pools, streams = re.findall(r"^reserved memory peaked at .*$", told, re.MULTILINE)
+    freed = (
+        "; the body allocated and freed {} MiB in all of temporary from aten::cat at test_it.py:"
+    )
+    assert " of that was free in the private pools of CUDA graphs" in pools
+    assert freed.format("64.0") in pools
+    assert " of that had been freed and waited for another stream that still used it" in streams
+    assert freed.format("128.0") in streams

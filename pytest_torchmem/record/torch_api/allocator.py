@@ -45,6 +45,20 @@ def reset_peak_memory_stats(device: torch.device) -> None:
     _memory_of(device).reset_peak_memory_stats(device)
 
 
+def free_in_private_pools(name: str) -> int:
+    """Return the bytes that are free in private pools, as those of CUDA graphs; 0 elsewhere."""
+    device = torch.device(name)
+    if device.type != "cuda":
+        return 0
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()
+    return sum(
+        segment["total_size"] - segment["active_size"]
+        for segment in segments
+        if segment["device"] == device.index
+        and tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
+    )
+
+
 def synchronize_device(device: torch.device) -> None:
     _memory_of(device).synchronize(device)
 
