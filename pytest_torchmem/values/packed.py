@@ -191,9 +191,11 @@ Table: TypeAlias = "NDArray[np.void] | PackedTable"
 _LARGE_BYTES: Final = 2**24
 
 
-def packed(table: NDArray[np.void]) -> Table:
-    """Return a table in less memory if it is a large one, else as it is."""
-    return PackedTable.of(table) if table.nbytes >= _LARGE_BYTES else table
+def table_for(length: int, dtype: np.dtype[np.void]) -> Table:
+    """Return a table, packed if it is a large one. Its columns are yet to be put in, each whole."""
+    if length * dtype.itemsize < _LARGE_BYTES:
+        return np.empty(length, dtype)
+    return PackedTable(dtype, length)
 
 
 def in_pieces(table: Table, *names: str) -> Iterator[tuple[slice, list[Column]]]:

@@ -19,7 +19,6 @@ from pytest_torchmem import MiB, Result
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record.devices import workspace_bytes
-from pytest_torchmem.record.owners import live_objects
 from pytest_torchmem.values.contributors import Phase
 from tests.cuda.bodies import settle
 
@@ -162,7 +161,8 @@ def test_garbage_goes_before_a_body_where_it_may_hold_memory_of_the_gpu(
 ) -> None:
     device = cuda if on_the_gpu else "cpu"
     torch.ones(64, 64, device=cuda) @ torch.ones(64, 64, device=cuda)
-    live_objects.settle_collector(collect=True)
+    gc.collect()
+    measured(cuda, lambda: torch.ones(3, device=cuda))
     with gc_paused():
         garbage = weakref.ref(Circle(torch.ones(MiB, device=device)))
         result = measured(cuda, lambda: torch.ones(3, device=cuda))

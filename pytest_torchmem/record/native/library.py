@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 _INT, _LONG, _TEXT, _OUT = ctypes.c_int, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p
+
+Pieces: TypeAlias = list[NDArray[np.void]]
+"""A table in some arrays, one after the other."""
+
+# What is wrapped in a method of its own.
+_READ: Final = ("name", "code", "threads", "row_count", "mention_count", "rows", "mentions")
+# As `Growing::FIRST` in ``observer/rows.h``.
+_FIRST: Final = 1024
 
 
 class Library:
@@ -36,15 +44,15 @@ class Library:
             ("threads", _INT, ()),
             ("row_count", _LONG, (_INT,)),
             ("mention_count", _LONG, (_INT,)),
-            ("copy_rows", None, (_INT, _OUT, _LONG)),
-            ("copy_mentions", None, (_INT, _OUT, _LONG)),
+            ("rows", _OUT, (_INT, _INT)),
+            ("mentions", _OUT, (_INT, _INT)),
             ("name", _TEXT, (_INT,)),
             ("code", _TEXT, (_INT,)),
             ("collection_callback", ctypes.py_object, (ctypes.py_object,)),
         ):
             function = getattr(functions, f"torchmem_{name}")
             function.restype, function.argtypes = result, arguments
-            setattr(self, f"_{name}" if name in ("name", "code", "threads") else name, function)
+            setattr(self, f"_{name}" if name in _READ else name, function)
 
     prepare: Any
     begin: Any
@@ -57,12 +65,12 @@ class Library:
     now_ns: Any
     install: Any
     follow_python: Any
-    row_count: Any
-    mention_count: Any
-    copy_rows: Any
-    copy_mentions: Any
     collection_callback: Any
     _threads: Any
+    _row_count: Any
+    _mention_count: Any
+    _rows: Any
+    _mentions: Any
     _name: Any
     _code: Any
 
@@ -79,15 +87,18 @@ class Library:
 
     def threads(
         self, row: np.dtype[np.void], mention: np.dtype[np.void]
-    ) -> Iterator[tuple[NDArray[np.void], NDArray[np.void]]]:
-        """Yield the rows and the mentions of each thread, the calling one first."""
+    ) -> Iterator[tuple[Pieces, Pieces]]:
+        """Yield the rows and the mentions of each thread, the calling one first.
+
+        They lie where the library has them, until it lets go.
+        """
         for number in range(self._threads()):
             # The owner may go on: mentions are those of the rows that are counted before.
-            rows = np.empty(self.row_count(number), row)
-            mentions = np.empty(self.mention_count(number), mention)
-            self.copy_rows(number, rows.ctypes.data, len(rows))
-            self.copy_mentions(number, mentions.ctypes.data, len(mentions))
-            yield rows, mentions[mentions["row"] < len(rows)]
+            count = self._row_count(number)
+            yield (
+                _pieces(partial(self._rows, number), count, row),
+                _pieces(partial(self._mentions, number), self._mention_count(number), mention),
+            )
 
     @cache  # noqa: B019 - there is one library in a process
     def name(self, number: int) -> tuple[str, str, str | None]:
@@ -110,3 +121,16 @@ class Library:
         file, _, rest = text.partition("\n")
         function, _, first_line = rest.rpartition("\n")
         return file, function, int(first_line), ""
+
+
+def _pieces(address: Callable[[int], int], count: int, dtype: np.dtype[np.void]) -> Pieces:
+    """Return the first ``count`` rows of a table: each piece is as large as all before it."""
+    found: Pieces = []
+    begin, end = 0, _FIRST
+    while begin < count:
+        rows = min(count, end) - begin
+        kind: Any = ctypes.c_char * (rows * dtype.itemsize)
+        memory: Any = kind.from_address(address(len(found)))
+        found.append(np.frombuffer(memory, dtype))
+        begin, end = end, 2 * end
+    return found

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pytest_torchmem.record.native.library import Library
+from pytest_torchmem.record.native.library import Library, Pieces
 from pytest_torchmem.record.recorded_tables import StringTable, Tables
-from pytest_torchmem.values.packed import packed
+from pytest_torchmem.values.packed import Table, table_for
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     DETAIL,
@@ -66,76 +67,52 @@ class RowReader:
 
         ``known`` are the places of storages on the CPU that were there at the start.
         """
-        rows, mentions = self._rows()
-        kinds = rows["kind"].copy()
-        events = self._events(rows)
+        rows, mentions = self._noted()
+        kinds = rows["kind"]
         # Memory that was not seen to be made: its birth stands where an operator met it first.
         is_met = (kinds == EventKind.ALLOCATION) & (rows["scope"] > 0)
         were_there = _were_there(rows, is_met, known)
-        of_others = is_met & (rows["scope"] == _OF_OTHERS)
-        events["kind"][of_others | were_there] = EventKind.OTHER
         operators = np.flatnonzero(kinds == EventKind.TORCH_OP)
         calls = np.flatnonzero(kinds == EventKind.PY_CALL)
         marks = np.flatnonzero(kinds == MARK_ROW)
         self.placed = np.stack([rows["value"][marks], marks], axis=1)
-        events["name"] = self.strings.number("")
-        module_calls, details = self._fill_calls(rows, calls, events)
-        overloads, writes = self._fill_operators(rows, operators, events)
-        # One after the other: of a long recording no two are there in full.
-        packed_events, packed_overloads = packed(events), packed(overloads)
-        del events, overloads
-        return Tables(
-            packed_events,
-            packed(self._tensors(rows, mentions, writes)),
-            packed(self._allocations(rows, mentions, ~were_there)),
-            packed(module_calls),
-            packed_overloads,
-            packed(details),
-        )
-
-    def _rows(self) -> tuple[NDArray[np.void], NDArray[np.void]]:
-        """Return the rows of all threads, and the mentions in them: parents and ends are rows."""
-        rows, mentions, first = [], [], 0
-        for thread, (own, mentioned) in enumerate(self._library.threads(ROW, MENTION)):
-            count = len(own)
-            own["end"][own["end"] == 0] = count
-            own["end"] += first
-            own["parent"][own["parent"] >= 0] += first
-            mentioned["row"] += first
-            rows.append((thread, own))
-            mentions.append(mentioned)
-            first += count
-        self._thread = np.repeat(
-            np.array([t for t, _ in rows], np.int32), [len(own) for _, own in rows]
-        )
-        if len(rows) == 1:
-            return rows[0][1], mentions[0]  # no second copy of what most recordings are
-        return (
-            np.concatenate([np.empty(0, ROW), *(own for _, own in rows)]),
-            np.concatenate([np.empty(0, MENTION), *mentions]),
-        )
-
-    def _events(self, rows: NDArray[np.void]) -> NDArray[np.void]:
-        events = np.empty(len(rows), EVENT)
-        for name in ("kind", "parent", "end", "line", "start_ns"):
+        # A column after the other: of a long recording no table is there in full.
+        events = table_for(len(kinds), EVENT)
+        names = np.full(len(kinds), self.strings.number(""), np.int32)
+        module_calls, details = self._fill_calls(rows, calls, events, names)
+        overloads, writes = self._fill_operators(rows, operators, events, names)
+        events["name"] = names
+        del names
+        allocations = self._allocations(rows, mentions, ~were_there)
+        tensors = self._tensors(mentions, writes)
+        del writes
+        is_memory = kinds == EventKind.ALLOCATION
+        kinds[were_there | (is_met & (rows["scope"] == _OF_OTHERS))] = EventKind.OTHER
+        events["kind"] = kinds
+        events["thread"] = rows.threads()
+        for name in ("parent", "end", "line"):
             events[name] = rows[name]
-        events["thread"] = self._thread
-        events["scope"], events["is_operator"] = Scope.NONE, False
-        events["file"] = events["sequence"] = -1
-        is_memory = rows["kind"] == EventKind.ALLOCATION
-        stops = np.where(rows["stop"] == 0, self._library.now_ns(), rows["stop"])
-        events["end_ns"] = np.where(is_memory, rows["start_ns"], stops)
-        return events
+        starts, stops = rows["start_ns"], rows["stop"]
+        events["start_ns"] = starts
+        stops[stops == 0] = self._library.now_ns()
+        stops[is_memory] = starts[is_memory]
+        events["end_ns"] = stops
+        return Tables(events, tensors, allocations, module_calls, overloads, details)
+
+    def _noted(self) -> tuple[_NotedRows, _NotedRows]:
+        """Return the rows of all threads, and the mentions in them."""
+        threads = [*self._library.threads(ROW, MENTION)]
+        rows = _NotedRows(ROW, [own for own, _ in threads])
+        return rows, _NotedRows(MENTION, [own for _, own in threads], rows)
 
     def _fill_calls(
-        self, rows: NDArray[np.void], calls: NDArray[np.int64], events: NDArray[np.void]
-    ) -> tuple[NDArray[np.void], NDArray[np.void]]:
+        self, rows: _NotedRows, calls: NDArray[np.int64], events: Table, names: NDArray[np.int32]
+    ) -> tuple[Table, Table]:
         """Fill names and files of Python calls; return those of modules, and what each is called.
 
         As torch's profiler has it: ``path/to/file.py(12): function``, with the function's line.
         """
-        numbers = rows["name"][calls]
-        codes, place = np.unique(numbers, return_inverse=True)
+        codes, place = np.unique(rows["name"][calls], return_inverse=True)
         number, known = self.strings.number, []
         for code in codes.tolist():
             file, function, first_line, class_name = self._library.code(code)
@@ -146,103 +123,123 @@ class RowReader:
                 name = function.rpartition(".")[2] or function
                 text = number(f"{file}({first_line}): {name}")
                 known.append((number(name), number(resolved(file)), -1, text))
-        table = np.array(known, np.int32).reshape(-1, 4)[place]
-        events["name"][calls], events["file"][calls] = table[:, 0], table[:, 1]
-        of_modules = table[:, 2] >= 0
-        module_calls = np.empty(np.count_nonzero(of_modules), MODULE_CALL)
+        table = np.array(known, np.int32).reshape(-1, 4)
+        names[calls] = table[place, 0]
+        files = np.full(len(names), -1, np.int32)
+        files[calls] = table[place, 1]
+        events["file"] = files
+        del files
+        of_modules = np.flatnonzero(table[place, 2] >= 0)
+        module_calls = table_for(len(of_modules), MODULE_CALL)
         module_calls["event"] = calls[of_modules]
         module_calls["module"] = rows["value"][calls[of_modules]].view(np.uint64)
-        module_calls["class_name"] = table[of_modules, 2]
-        details = np.full(len(calls), -1, DETAIL)
-        details["event"], details["text"] = calls, table[:, 3]
+        module_calls["class_name"] = table[place[of_modules], 2]
+        details = table_for(len(calls), DETAIL)
+        for column in DETAIL.names or ():
+            details[column] = np.int32(-1)
+        details["event"], details["text"] = calls, table[place, 3]
         return module_calls, details
 
     def _fill_operators(
-        self, rows: NDArray[np.void], operators: NDArray[np.int64], events: NDArray[np.void]
-    ) -> tuple[NDArray[np.void], NDArray[np.int32]]:
+        self,
+        rows: _NotedRows,
+        operators: NDArray[np.int64],
+        events: Table,
+        names: NDArray[np.int32],
+    ) -> tuple[Table, NDArray[np.int32]]:
         """Fill the rest of operators.
 
-        Return their overloads, and for each row where the letters of its arguments start, and how
-        many there are.
+        Return their overloads, and for each row the operator's number among `_writes`, or -1.
         """
-        names, place = np.unique(rows["name"][operators], return_inverse=True)
+        numbers, place = np.unique(rows["name"][operators], return_inverse=True)
         number, known = self.strings.number, []
-        letters: list[str] = []
-        for name in names.tolist():
+        self._writes: list[str] = []
+        for name in numbers.tolist():
             text, overload, writes = self._library.name(name)
-            known.append(
-                (
-                    number(text),
-                    writes is not None,
-                    number(overload),
-                    number(writes or ""),
-                    len(letters),
-                    len(writes or ""),
-                )
-            )
-            letters += writes or ""
-        table = np.array(known, np.int32).reshape(-1, 6)[place]
+            known.append((number(text), writes is not None, number(overload), number(writes or "")))
+            self._writes.append(writes or "")
+        table = np.array(known, np.int32).reshape(-1, 4)
+        names[operators] = table[place, 0]
         scopes = rows["scope"][operators]
-        is_operator = (table[:, 1] > 0) & (scopes == Scope.FUNCTION)
-        events["name"][operators] = table[:, 0]
-        events["is_operator"][operators] = is_operator
-        events["scope"][operators] = np.minimum(scopes, Scope.OTHER)
-        events["sequence"][operators] = rows["value"][operators]
-        # As in torch's own tree, the evaluation of a node has the node's number.
-        nodes = operators[scopes == Scope.BACKWARD_FUNCTION][::-1]
-        around = events["parent"][nodes]
-        evaluated = (around >= 0) & (rows["kind"][around] == EventKind.TORCH_OP)
-        evaluated &= (rows["scope"][around] == Scope.FUNCTION) & (rows["value"][around] < 0)
-        events["sequence"][around[evaluated]] = events["sequence"][nodes[evaluated]]
-        overloads = np.empty(len(operators), OVERLOAD)
-        overloads["event"], overloads["names"] = operators, table[:, 2]
-        overloads["writes"] = table[:, 3]
-        starts = np.zeros((len(rows), 2), np.int32)
-        starts[operators[is_operator]] = table[is_operator, 4:]
-        self._letters = np.array([LETTERS.index(letter) for letter in letters], np.uint8)
-        return overloads, starts
+        is_operator = (table[place, 1] > 0) & (scopes == Scope.FUNCTION)
+        whole = np.zeros(len(names), np.bool_)
+        whole[operators] = is_operator
+        events["is_operator"] = whole
+        whole = np.full(len(names), Scope.NONE, np.uint8)
+        whole[operators] = np.minimum(scopes, Scope.OTHER)
+        events["scope"] = whole
+        events["sequence"] = self._sequences(rows, operators, scopes)
+        overloads = table_for(len(operators), OVERLOAD)
+        overloads["event"], overloads["names"] = operators, table[place, 2]
+        overloads["writes"] = table[place, 3]
+        of_rows = np.full(len(names), -1, np.int32)
+        of_rows[operators[is_operator]] = place[is_operator]
+        return overloads, of_rows
 
-    def _tensors(
-        self,
-        rows: NDArray[np.void],
-        mentions: NDArray[np.void],
-        starts: NDArray[np.int32],
-    ) -> NDArray[np.void]:
-        table = np.zeros(len(mentions), TENSOR)
-        table["event"], table["argument"] = mentions["row"], mentions["argument"]
-        table["role"], table["keyed"], table["name"] = Role.OPERATOR_INPUT, True, -1
+    @staticmethod
+    def _sequences(
+        rows: _NotedRows, operators: NDArray[np.int64], scopes: NDArray[np.uint8]
+    ) -> NDArray[np.int64]:
+        """Return autograd's number of each row, or -1.
+
+        As in torch's own tree, the evaluation of a node has the node's number.
+        """
+        values = rows["value"]
+        found = np.full(len(values), -1, np.int64)
+        found[operators] = values[operators]
+        nodes = operators[scopes == Scope.BACKWARD_FUNCTION][::-1]
+        around = rows["parent"][nodes]
+        evaluated = (around >= 0) & (rows["kind"][around] == EventKind.TORCH_OP)
+        evaluated &= (rows["scope"][around] == Scope.FUNCTION) & (values[around] < 0)
+        found[around[evaluated]] = found[nodes[evaluated]]
+        return found
+
+    def _tensors(self, mentions: _NotedRows, of_rows: NDArray[np.int32]) -> Table:
+        events, arguments = mentions["row"], mentions["argument"]
+        table = table_for(len(events), TENSOR)
+        for name in TENSOR.names or ():
+            table[name] = np.zeros(1, TENSOR[name])
+        table["event"], table["argument"] = events, arguments
+        table["role"], table["keyed"], table["name"] = Role.OPERATOR_INPUT, True, np.int32(-1)
         table["ptr"], table["size_bytes"] = mentions["ptr"], mentions["size_bytes"]
         table["device"] = self._devices(mentions["device"])
-        table["mutable"] = Mutable.UNKNOWN
-        start, counts = starts[mentions["row"]].T
+        # The letters of all operators in a row, and where each begins; the last one has none.
+        counts = np.array([*map(len, self._writes), 0], np.int32)
+        starts = np.cumsum(counts) - counts
+        letters = np.array([LETTERS.index(letter) for letter in "".join(self._writes)], np.uint8)
+        mutable = np.full(len(events), Mutable.UNKNOWN, np.uint8)
+        of_mentions = of_rows[events]
         # A call from TorchScript may come with more than its schema has.
-        known = np.flatnonzero(mentions["argument"] < counts)
-        table["mutable"][known] = self._letters[start[known] + mentions["argument"][known]]
+        known = np.flatnonzero(arguments < counts[of_mentions])
+        mutable[known] = letters[starts[of_mentions[known]] + arguments[known]]
+        table["mutable"] = mutable
         return table
 
     def _allocations(
-        self, rows: NDArray[np.void], mentions: NDArray[np.void], counted: NDArray[np.bool_]
-    ) -> NDArray[np.void]:
+        self, rows: _NotedRows, mentions: _NotedRows, counted: NDArray[np.bool_]
+    ) -> Table:
         found = np.flatnonzero((rows["kind"] == EventKind.ALLOCATION) & counted)
-        table = np.zeros(len(found), ALLOCATION)
-        table["event"], table["keyed"] = found, True
-        table["ptr"], table["size_bytes"] = (
-            rows["value"][found].view(np.uint64),
-            rows["stop"][found],
-        )
-        table["device"] = self._devices(rows["device"][found])
-        on_gpu = np.flatnonzero(rows["device"][found] != 0)
+        table = table_for(len(found), ALLOCATION)
+        for name in ALLOCATION.names or ():
+            table[name] = np.zeros(1, ALLOCATION[name])
+        devices, sizes = rows["device"][found], rows["stop"][found]
+        keyed = np.ones(len(found), np.bool_)
+        table["event"], table["device"] = found, self._devices(devices)
+        table["ptr"] = rows["value"][found].view(np.uint64)
+        on_gpu = np.flatnonzero(devices != 0)
         if len(on_gpu):
-            asked = table["size_bytes"][on_gpu]
-            table["requested_bytes"][on_gpu] = asked
-            blocks = (np.abs(asked) + _BLOCK - 1) // _BLOCK * _BLOCK
-            table["size_bytes"][on_gpu] = np.sign(asked) * blocks
-            table["keyed"][on_gpu] = self._are_mentioned(rows, mentions, found[on_gpu])
+            asked = np.zeros(len(found), np.int64)
+            asked[on_gpu] = sizes[on_gpu]
+            table["requested_bytes"] = asked
+            blocks = (np.abs(asked[on_gpu]) + _BLOCK - 1) // _BLOCK * _BLOCK
+            sizes[on_gpu] = np.sign(asked[on_gpu]) * blocks
+            keyed[on_gpu] = self._are_mentioned(rows, mentions, found[on_gpu])
+        table["size_bytes"], table["keyed"] = sizes, keyed
         return table
 
     @staticmethod
     def _are_mentioned(
-        rows: NDArray[np.void], mentions: NDArray[np.void], allocations: NDArray[np.int64]
+        rows: _NotedRows, mentions: _NotedRows, allocations: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
         """Return which allocations have a tensor that an operator takes: scratch has none.
 
@@ -261,7 +258,7 @@ class RowReader:
         last = np.maximum.accumulate(np.where(is_birth, np.arange(len(order)), -1))
         found = np.flatnonzero(~is_birth & (last >= 0))
         found = found[pointers[order[last[found]]] == pointers[order[found]]]
-        mentioned = np.zeros(len(rows), np.bool_)
+        mentioned = np.zeros(rows.count, np.bool_)
         mentioned[births[order[last[found]]]] = True
         return mentioned[allocations]
 
@@ -272,14 +269,53 @@ class RowReader:
         return np.array(numbers, np.int16)[place]
 
 
+class _NotedRows:
+    """What all threads noted, a column at a time: parents, ends and rows count over all threads.
+
+    Each column is a copy. The table itself lies in the library.
+    """
+
+    def __init__(
+        self, dtype: np.dtype[np.void], threads: Sequence[Pieces], rows: _NotedRows | None = None
+    ) -> None:
+        self._dtype, self._threads = dtype, threads
+        counts = [sum(map(len, pieces)) for pieces in threads]
+        self.count = sum(counts)
+        self._counts = np.array(counts, np.int32)
+        self._firsts = (np.cumsum(self._counts) - self._counts).astype(np.int32)
+        self._rows = rows
+        if rows is not None:
+            rows_of = (rows._counts[n] for n in range(len(threads)))
+            self._threads = [
+                [piece[: np.searchsorted(piece["row"], count)] for piece in pieces]
+                for pieces, count in zip(threads, rows_of, strict=True)
+            ]
+
+    def threads(self) -> NDArray[np.int32]:
+        return np.repeat(np.arange(len(self._counts), dtype=np.int32), self._counts)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        whole = [np.empty(0, self._dtype[name]), *(p[name] for t in self._threads for p in t)]
+        column = np.concatenate(whole)
+        if name == "end":
+            ends = np.repeat(self._counts, self._counts)
+            np.copyto(column, ends, where=column == 0)
+        if name in ("end", "parent"):
+            np.add(column, np.repeat(self._firsts, self._counts), out=column, where=column >= 0)
+        if self._rows is not None and name == "row":
+            counts = [sum(map(len, pieces)) for pieces in self._threads]
+            column += np.repeat(self._rows._firsts, counts)
+        return column
+
+
 def _were_there(
-    rows: NDArray[np.void], is_met: NDArray[np.bool_], known: NDArray[np.uint64]
+    rows: _NotedRows, is_met: NDArray[np.bool_], known: NDArray[np.uint64]
 ) -> NDArray[np.bool_]:
     """Return which rows of memory that was met tell of what was there at the start.
 
     The first at each place does, where a storage is known to have been: what was there was met.
     """
-    found = np.zeros(len(rows), np.bool_)
+    found = np.zeros(rows.count, np.bool_)
     met = np.flatnonzero(is_met)
     if len(met) and len(known):
         places = rows["value"][met].view(np.uint64)

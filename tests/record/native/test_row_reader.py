@@ -1,7 +1,10 @@
-"""The tables of a long recording are packed, and say the same."""
+"""The tables of a long recording, and of several threads."""
 
 from __future__ import annotations
 
+from threading import Thread
+
+import numpy as np
 import pytest
 import torch
 
@@ -28,3 +31,39 @@ def test_large_tables_are_packed_and_give_the_same_numbers(monkeypatch: pytest.M
     assert result.peak.at_peak == plain.peak.at_peak
     assert result.retained.by_category == plain.retained.by_category
     assert [c.source for c in result.peak.live] == [c.source for c in plain.peak.live]
+
+
+def test_rows_in_several_pieces_of_several_threads_are_where_they_belong() -> None:
+    """A piece ends after 1,024, 2,048 and 4,096 rows of a thread."""
+    counts = (700, 90, 1500)
+
+    def work(count: int) -> None:
+        x = torch.ones(count)
+        for _ in range(count):
+            torch.neg(x)
+
+    def body() -> None:
+        threads = [Thread(target=work, args=(count,)) for count in counts[1:]]
+        for thread in threads:
+            thread.start()
+        work(counts[0])
+        for thread in threads:
+            thread.join()
+
+    trace = profile_of(body).tree.trace
+    events = np.asarray(trace.events)
+    rows = np.arange(len(events))
+    names = np.array(trace.strings)[events["name"]]
+    negations = rows[names == "aten::neg"]
+    threads = events["thread"][negations]
+    assert np.all((events["parent"] < rows) & (rows < events["end"]))
+    assert np.all(events["thread"][events["parent"][negations]] == threads)
+    found = {int(thread): int(np.sum(threads == thread)) for thread in np.unique(threads)}
+    assert sorted(found.values()) == sorted(counts)
+    assert found[0] == counts[0]
+    # What each takes has as many numbers as its thread calls it.
+    tensors = np.asarray(trace.tensors)
+    inputs = tensors[np.isin(tensors["event"], negations)]
+    sizes = [found[thread] * 4 for thread in events["thread"][inputs["event"]].tolist()]
+    assert inputs["size_bytes"].tolist() == sizes
+    assert len(inputs) == sum(counts)

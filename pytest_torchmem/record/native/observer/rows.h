@@ -34,51 +34,46 @@ struct Mention {
 };
 #pragma pack(pop)
 
-// Rows that never move: a reader takes those up to `size` while the owner goes on.
+// Rows that never move, in pieces of which each is as large as all before it: a reader takes those up to `size` while the owner
+// goes on.
 template <class T>
 class Growing {
  public:
   static constexpr int64_t FIRST = 1024;
   T& add(const T& value) {
     int64_t n = size_.load(std::memory_order_relaxed);
-    if (n == room_) {
-      int64_t more = pieces_.empty() ? FIRST : std::min<int64_t>(room_, 1 << 18);
-      pieces_.push_back(static_cast<T*>(::operator new(more * sizeof(T))));
-      starts_.push_back(room_);
-      room_ += more;
-    }
-    T* at = pieces_.back() + (n - starts_.back());
+    auto [piece, place] = where(n);
+    if (!pieces_[piece]) pieces_[piece] = static_cast<T*>(::operator new(room(piece) * sizeof(T)));
+    T* at = pieces_[piece] + place;
     *at = value;
     size_.store(n + 1, std::memory_order_release);
     return *at;
   }
   T& operator[](int64_t n) {
-    size_t piece = std::upper_bound(starts_.begin(), starts_.end(), n) - starts_.begin() - 1;
-    return pieces_[piece][n - starts_[piece]];
+    auto [piece, place] = where(n);
+    return pieces_[piece][place];
   }
   int64_t size() const { return size_.load(std::memory_order_acquire); }
-  void copy(T* out, int64_t left) const {
-    for (size_t piece = 0; left > 0; piece++) {
-      int64_t room = (piece + 1 < starts_.size() ? starts_[piece + 1] : room_) - starts_[piece];
-      int64_t count = std::min(left, room);
-      std::copy(pieces_[piece], pieces_[piece] + count, out);
-      out += count, left -= count;
-    }
-  }
+  // The rows of a piece; null after the last one that has any.
+  const T* piece(int number) const { return number < MOST ? pieces_[number] : nullptr; }
+  static int64_t room(int piece) { return piece ? FIRST << (piece - 1) : FIRST; }
   // The first piece is kept: the next recording of a small test takes no new memory.
   void clear() {
     size_.store(0, std::memory_order_relaxed);
-    while (pieces_.size() > 1) {
-      ::operator delete(pieces_.back());
-      pieces_.pop_back(), starts_.pop_back();
+    for (int piece = 1; piece < MOST && pieces_[piece]; piece++) {
+      ::operator delete(pieces_[piece]);
+      pieces_[piece] = nullptr;
     }
-    room_ = pieces_.empty() ? 0 : FIRST;
   }
 
  private:
-  std::vector<T*> pieces_;
-  std::vector<int64_t> starts_;
-  int64_t room_ = 0;
+  static constexpr int MOST = 24;  // rows have numbers of 31 bits
+  static std::pair<int, int64_t> where(int64_t n) {
+    if (n < FIRST) return {0, n};
+    int piece = 64 - __builtin_clzll(n / FIRST);
+    return {piece, n - room(piece)};
+  }
+  T* pieces_[MOST] = {};
   std::atomic<int64_t> size_{0};
 };
 

@@ -56,8 +56,9 @@ int torchmem_threads() {
 }
 int64_t torchmem_row_count(int n) { return read[n]->rows.size(); }
 int64_t torchmem_mention_count(int n) { return read[n]->mentions.size(); }
-void torchmem_copy_rows(int n, Row* out, int64_t count) { read[n]->rows.copy(out, count); }
-void torchmem_copy_mentions(int n, Mention* out, int64_t count) { read[n]->mentions.copy(out, count); }
+// The rows and mentions of a thread lie in pieces, each as large as all before it; the first has `Growing::FIRST`.
+const void* torchmem_rows(int n, int piece) { return read[n]->rows.piece(piece); }
+const void* torchmem_mentions(int n, int piece) { return read[n]->mentions.piece(piece); }
 // Give back what a recording that is over took, but for the little that the next one begins with.
 void torchmem_let_go() {
   if (is_on) return;
