@@ -443,3 +443,23 @@ def test_a_reserved_limit_names_what_holds_no_tensor(project):
     assert freed.format("64.0") in pools
     assert " of that had been freed and waited for another stream that still used it" in streams
     assert freed.format("128.0") in streams
+
+
+PINNED = """
+@pytest.mark.memory_budget(retained="0B")
+def test_pinned(kept=[]):
+    ones(1)
+    kept.append(torch.empty(4 * MiB, dtype=torch.uint8, pin_memory=True))
+    torch.empty(2 * MiB, dtype=torch.uint8, pin_memory=True)
+"""
+
+
+def test_pinned_memory_is_not_measured_and_said(project):
+    project.write(PINNED)
+    told, counts = project.run()
+    assert counts == {"passed": 1}
+    pinned = "6.0 MiB of pinned host memory were made, of which 4.0 MiB are still there"
+    assert pinned in told
+    told, counts = project.run("--torchmem-strict")
+    assert counts == {"failed": 1}
+    assert f"not everything was seen: {pinned}" in told

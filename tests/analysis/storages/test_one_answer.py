@@ -12,7 +12,7 @@ from tests.measured import measured
 
 TIMES = 3
 OFTEN = 10
-"""How often one is measured in which other tensors become a model's: who owns what changes there."""
+"""How often a program is measured in which other tensors become a model's."""
 
 
 def test_there_are_sixty_programs() -> None:
