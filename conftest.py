@@ -53,6 +53,7 @@ SLOW = (
     "tests/analysis/caching_allocator/test_caching_allocator_properties.py",
     "tests/analysis/storages/test_attribution.py",
     "tests/analysis/storages/test_labels.py",
+    "tests/analysis/storages/test_one_answer.py",
     "tests/analysis/torch_view/test_torch_labels.py",
     "tests/cli/test_bisect.py",
     "tests/cli/test_cli.py::test_a_reader_who_stops_early",
@@ -174,6 +175,7 @@ SEARCHES = (
 #: What torch's compilers leave in memory makes each later look at the heap several times as long.
 COMPILES = (
     "tests/analysis/storages/test_labels.py",
+    "tests/analysis/storages/test_one_answer.py",
     "tests/record/compiled/",
     "tests/record/graphs/test_fx.py",
     "tests/record/patches/test_compiled_regions.py",

@@ -91,8 +91,12 @@ class Answer:
         first, last = (int(place[2]), int(place[3] or place[2])) if place else (0, -1)
         size_bytes = _bytes(size[0]) if size else 0
         excess = _EXCESS.search(sentence)
-        more, less = (_bytes(elsewhere[n] or "0 B") if elsewhere else 0 for n in ("more", "less"))
-        apart = abs(_bytes(excess[1]) - size_bytes - more + less) if excess else 1
+        more, less = (elsewhere[n] or "0 B" if elsewhere else "0 B" for n in ("more", "less"))
+        shown = [excess[1], size[0], more, less] if excess and size else []
+        signed = zip((1, -1, -1, 1), map(_bytes, shown), strict=bool(shown))
+        apart = abs(sum(sign * amount for sign, amount in signed))
+        # Each is rounded to a tenth of its unit, and a two hundredth of the growth has no word.
+        allowed = 1 + sum(_rounding(text) for text in shown) + sum(map(_bytes, shown[:1])) / 100
         return cls(
             frozenset(named),
             operator[1] if operator else "",
@@ -100,13 +104,18 @@ class Answer:
             place[1] if place else "",
             range(first, last + 1),
             size_bytes,
-            bool(size_bytes) and apart <= 0.012 * max(size_bytes, more, less) + 1,
+            bool(size_bytes and shown) and apart <= allowed,
         )
 
 
 def _bytes(text: str) -> float:
     number, unit = text.split(" ")
     return float(number) * _UNITS[unit]
+
+
+def _rounding(text: str) -> float:
+    unit = text.split(" ")[1]
+    return 0.05 * _UNITS[unit] if unit != "B" else 0.0
 
 
 @dataclass(frozen=True, slots=True)

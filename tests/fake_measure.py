@@ -147,6 +147,12 @@ class BodyRegion:
     def note_holders(self):
         pass
 
+    def freed(self):
+        return tuple(contributor for contributor, retained in state["used"] if not retained)
+
+    def free_in_private_pools(self):
+        return 0
+
     def find_holders(self):
         return ()
 
@@ -196,6 +202,12 @@ class BodyMeasurement:
 
     def note_holders(self):
         pass
+
+    def freed(self):
+        return tuple(contributor for contributor, retained in state["used"] if not retained)
+
+    def free_in_private_pools(self):
+        return 0
 
     def stop(self, *, origins=True):
         state["recording"] = False

@@ -204,7 +204,13 @@ SPARSE: Final = Regression(
     """,
     "train(Bag(), torch.arange(64))",
     # The backward kernel of embedding calls zeros.
-    (Blame("gradient", "aten::embedding_dense_backward|aten::zeros", 4 * MIB),),
+    (
+        Blame(
+            "gradient",
+            "aten::embedding_backward|aten::embedding_dense_backward|aten::zeros",
+            4 * MIB,
+        ),
+    ),
 )
 
 UNFOLD: Final = Regression(

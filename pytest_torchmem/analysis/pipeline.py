@@ -340,6 +340,12 @@ class MemoryProfile(GpuQuestions):
         """Every allocation and free of the window's footprint, in order."""
         return requests_of_window(self.evidence)
 
+    def freed(self) -> tuple[Contributor, ...]:
+        """Return what the window made and freed, by origin, the largest first."""
+        died = self.storages.died <= self.window.end
+        rows = np.flatnonzero(self.evidence.counted & self.evidence.made & died)
+        return self.attribution.contributors(rows.tolist())
+
     def allocated_at_peak(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the allocation event of each storage that was live at the peak, and its bytes.
 

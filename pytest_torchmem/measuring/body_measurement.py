@@ -6,7 +6,6 @@ import abc
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.analysis.storages.explanation import OwnPass
 from pytest_torchmem.contexts import Around, gc_paused, numpy_in_place
 from pytest_torchmem.simulate import GPU_VARIABLE
+from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.errors import RecordingError, is_torchmem_error
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Fate, Holder, Peak, Result, Retained
@@ -96,6 +96,20 @@ class _Stretch(GpuQuestions):
         """
         return self._analysed().allocator_requests
 
+    @abc.abstractmethod
+    def _now_ns(self) -> int:
+        """Return the time on the recording's clock, which nobody sets while it runs."""
+
+    def freed(self) -> tuple[Contributor, ...]:
+        """What it made and freed, by origin. Raises what `allocator_requests` does."""
+        return self._analysed().freed()
+
+    def free_in_private_pools(self) -> int:
+        """The bytes that are free now in the private pools of CUDA graphs."""
+        from pytest_torchmem.record.torch_api.allocator import free_in_private_pools
+
+        return free_in_private_pools(self._analysed().device)
+
     def picture(self) -> Picture:
         """Its timeline, sampled. Raises what `allocator_requests` does."""
         from pytest_torchmem.analysis.sampling import sketch
@@ -108,7 +122,7 @@ class _Stretch(GpuQuestions):
         with gc_paused():
             from pytest_torchmem.record.holders.local_variables import places_held_now
 
-            self._noted = _Noted(*places_held_now(), time.time_ns())
+            self._noted = _Noted(*places_held_now(), self._now_ns())
 
 
 class BodyRegion(_Stretch, Region):
@@ -143,6 +157,9 @@ class BodyRegion(_Stretch, Region):
     def find_holders(self) -> tuple[Held, ...]:
         """Return what keeps alive what the region made and left behind; see `find_holders_in`."""
         return self._measurement.find_holders_in(self._analysed(), self._noted)
+
+    def _now_ns(self) -> int:
+        return self._measurement._now_ns()
 
     def _analysed(self) -> MemoryProfile:
         if self.end is None:
@@ -276,6 +293,9 @@ class BodyMeasurement(_Stretch):
         if self._profile is not None:
             return self._profile
         return analyze_trace(self._recording().trace(), passes=self._passes)
+
+    def _now_ns(self) -> int:
+        return self._recording().now_ns()
 
     def _analysed(self) -> MemoryProfile:
         return self.profile_so_far()

@@ -267,12 +267,16 @@ class CounterReader:
                 torch.cuda.empty_cache()
             allocator.reset_peak_memory_stats(self._device)
             self.before = self._read("current")
+            self.before |= {"pinned": allocator.pinned_bytes(self._device).get("current", 0)}
 
     def stop(self) -> None:
         if self._device.type != "cpu":
             self.peaks = self._read("peak")
+            pinned = allocator.pinned_bytes(self._device)
+            self.peaks |= {"pinned": pinned.get("peak", 0), "kept": pinned.get("current", 0)}
 
     def _read(self, what: str) -> dict[str, int]:
         stats = allocator.memory_stats(self._device)
         names = ("requested", "allocated", "active", "reserved")
-        return {name: int(stats.get(f"{name}_bytes.all.{what}", 0)) for name in names}
+        read = {name: int(stats.get(f"{name}_bytes.all.{what}", 0)) for name in names}
+        return {**read, "split": int(stats.get(f"inactive_split_bytes.all.{what}", 0))}

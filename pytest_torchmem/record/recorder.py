@@ -158,6 +158,10 @@ class Recorder:
             self._observer.mark(number)
         return number
 
+    def now_ns(self) -> int:
+        """Return the time on the recording's clock."""
+        return self._observer.now_ns()
+
     def _clock_mark(self, kind: MarkKind, text: str = "") -> int:
         row = (kind, self._observer.now_ns(), -1, self._observer.strings.number(text))
         self._marks.append(row)

@@ -146,7 +146,8 @@ class Counters(JsonFields):
     """The device allocator's own peaks over the window, in bytes.
 
     ``estimated`` says that no allocator counted them: a simulated one did. What ends in ``before``
-    is the same counter when the window began.
+    is the same counter when the window began. ``split`` is the most that was free in segments which
+    were partly in use.
     """
 
     requested: int
@@ -157,6 +158,7 @@ class Counters(JsonFields):
     allocated_before: int = 0
     active_before: int = 0
     reserved_before: int = 0
+    split: int = 0
 
     @classmethod
     def of(cls, peaks: Mapping[str, int], before: Mapping[str, int]) -> Counters:
@@ -164,8 +166,19 @@ class Counters(JsonFields):
         held = ("allocated", "active", "reserved")
         requested, allocated, active, reserved = (peaks.get(k, 0) for k in ("requested", *held))
         is_estimated = bool(peaks.get("estimated"))
-        then = (before.get(key, 0) for key in held)
-        return cls(requested, allocated, active, reserved, is_estimated, *then)
+        allocated_before, active_before, reserved_before = (before.get(key, 0) for key in held)
+        split = peaks.get("split", 0)
+        return cls(
+            requested,
+            allocated,
+            active,
+            reserved,
+            is_estimated,
+            allocated_before,
+            active_before,
+            reserved_before,
+            split,
+        )
 
     def before(self, key: str) -> int:
         """Return what the counter called ``key`` said when the window began."""

@@ -414,3 +414,59 @@ def test_reports_for_other_viewers(fresh_project: Project) -> None:
         assert done.ret == 0, done.stderr.str()
     snapshot = pickle.loads(Path(fresh_project.path / "x.pickle").read_bytes())
     assert any(trace for trace in snapshot["device_traces"])
+
+
+COUNTED = """
+@pytest.mark.memory_budget(reserved="70MiB")
+def test_pools():
+    x = ones(4)
+    graphs = [torch.cuda.CUDAGraph() for _ in range(4)]
+    for graph in graphs:
+        with torch.cuda.graph(graph):
+            torch.cat([x, x, x, x])
+
+
+@pytest.mark.memory_budget(reserved="70MiB")
+def test_streams():
+    x = ones(4)
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    for _ in range(8):
+        with torch.cuda.stream(side):
+            joined = torch.cat([x, x, x, x])
+        joined.record_stream(here)
+        del joined
+"""
+
+
+def test_a_reserved_limit_names_what_holds_no_tensor(project):
+    project.write(COUNTED)
+    told, counts = project.run("-p", "no:randomly")
+    assert counts == {"failed": 2}
+    pools, streams = re.findall(r"^reserved memory peaked at .*$", told, re.MULTILINE)
+    freed = (
+        "; the body allocated and freed {} MiB in all of temporary from aten::cat at test_it.py:"
+    )
+    assert " of that was free in the private pools of CUDA graphs" in pools
+    assert freed.format("64.0") in pools
+    assert " of that had been freed and waited for another stream that still used it" in streams
+    assert freed.format("128.0") in streams
+
+
+PINNED = """
+@pytest.mark.memory_budget(retained="0B")
+def test_pinned(kept=[]):
+    ones(1)
+    kept.append(torch.empty(4 * MiB, dtype=torch.uint8, pin_memory=True))
+    torch.empty(2 * MiB, dtype=torch.uint8, pin_memory=True)
+"""
+
+
+def test_pinned_memory_is_not_measured_and_said(project):
+    project.write(PINNED)
+    told, counts = project.run()
+    assert counts == {"passed": 1}
+    pinned = "6.0 MiB of pinned host memory were made, of which 4.0 MiB are still there"
+    assert pinned in told
+    told, counts = project.run("--torchmem-strict")
+    assert counts == {"failed": 1}
+    assert f"not everything was seen: {pinned}" in told

@@ -125,6 +125,9 @@ def test_an_accelerator_with_counters_is_measured(xpu):
         "allocated": 1024,
         "active": 1024,
         "reserved": 2048,
+        "split": 0,
+        "pinned": 0,
+        "kept": 0,
     }
     assert [name for name, _ in xpu["calls"]] == ["reset", "synchronize"]
 

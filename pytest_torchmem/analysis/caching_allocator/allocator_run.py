@@ -79,6 +79,7 @@ class AllocatorRun:
             active=int(self.active_bytes.max(initial=start.active)),
             reserved=int(self.reserved_bytes.max(initial=start.reserved)),
             estimated=True,
+            split=int(self.inactive_split_bytes.max(initial=0)),
         )
 
     @property

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pytest_torchmem.analysis.judge.counters import told_by_allocator
 from pytest_torchmem.analysis.judge.holders import explain_retained, judge_unknown
 from pytest_torchmem.analysis.judge.verdict import (
     CodeChanges,
@@ -251,6 +252,7 @@ class Judge:
     ) -> tuple[tuple[Finding, ...], Mapping[str, int]]:
         """Return the findings on limits, and what known holders have of that, by pattern."""
         findings, known = judge_limits(result, limits), self.settings.known_holders
+        findings = told_by_allocator(findings, result, window.source)
         others = [f for f in findings if f.key not in RETAINED]
         if not known or len(others) == len(findings):
             return findings, {}

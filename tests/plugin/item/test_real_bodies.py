@@ -240,3 +240,31 @@ def test_what_a_recording_replaced_is_back_in_the_next_test(torch_pytester):
         """
     )
     torch_pytester.runpytest().assert_outcomes(passed=3)
+
+
+RAGGED = """
+import pytest
+import torch
+
+
+@pytest.mark.memory_budget(reserved="36MiB")
+def test_ragged(torchmem):
+    kept = []
+    for size in range(1, 9):
+        batch = torch.ones(size, 1024, 1024, dtype=torch.uint8)
+        kept.append(torch.ones(size, 1024, 512, dtype=torch.uint8))
+"""
+
+
+def test_a_reserved_limit_names_what_the_allocator_keeps(torch_pytester):
+    torch_pytester.makeini("[pytest]")
+    torch_pytester.makepyfile(test_it=RAGGED)
+    result = torch_pytester.runpytest_inprocess("-otorchmem_device=cpu")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "reserved memory peaked at *: at least 11.5 MiB of that was free in segments of which "
+            "other parts were in use; the body allocated and freed 36.0 MiB in all of temporary "
+            "from aten::ones at test_it.py:9, *"
+        ]
+    )

@@ -1,0 +1,93 @@
+"""Causes of what an allocator counts beyond the tensors that live: free and kept, or waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, Protocol
+
+from pytest_torchmem.analysis.judge.causes import told_by_line
+from pytest_torchmem.analysis.judge.lines import largest_line
+from pytest_torchmem.values.contributors import Contributor
+from pytest_torchmem.values.findings import COUNTERS, CodeLines, Finding, FindingKind
+from pytest_torchmem.values.results import Counters, Result
+from pytest_torchmem.values.units import format_size
+
+_WAITING: Final = "had been freed and waited for another stream that still used it"
+_POOLED: Final = "was free in the private pools of CUDA graphs"
+_SPLIT: Final = "was free in segments of which other parts were in use"
+_CACHED: Final = "was free and kept by the cache"
+_SMALL: Final = 50
+_TAILS: Final = "was the ends of blocks, too small to be split off"
+
+
+class Allocated(Protocol):
+    """What a window allocated, for who asks."""
+
+    def freed(self) -> Sequence[Contributor]:
+        """What it allocated and freed: of that are the bytes that no tensor holds any more."""
+
+    def free_in_private_pools(self) -> int:
+        """The bytes that are free in private pools at its end."""
+
+
+def told_by_allocator(
+    findings: Sequence[Finding], result: Result, source: Allocated
+) -> tuple[Finding, ...]:
+    """Name the state of a counter's bytes where that, and not what lives, is what is too much.
+
+    ``source`` is asked only about a counter over its limit.
+    """
+    counters = result.counters
+    return tuple(
+        _told(finding, counters, source)
+        if counters and finding.key in COUNTERS and finding.kind is FindingKind.OVER_LIMIT
+        else finding
+        for finding in findings
+    )
+
+
+def _told(finding: Finding, counters: Counters, source: Allocated) -> Finding:
+    excess_bytes = finding.excess_bytes
+    # What was there before the body is told by itself.
+    if counters.before(finding.key) >= excess_bytes:
+        return finding
+    parts = _parts(finding.key, counters, source)
+    parts = {words: size_bytes for words, size_bytes in parts.items() if size_bytes > 0}
+    if 2 * sum(parts.values()) < excess_bytes:
+        return finding
+    words, size_bytes = max(parts.items(), key=lambda part: part[1])
+    text = f"at least {format_size(size_bytes)} of that {words}"
+    others_bytes = sum(parts.values()) - size_bytes
+    others = ""
+    if _SMALL * others_bytes >= size_bytes:
+        others = f", {format_size(others_bytes)} more held no tensor either"
+    line = largest_line(source.freed())
+    if not line:
+        return replace(finding, cause=text, causes=(), others=others, place=None)
+    made = f"{format_size(sum(c.size_bytes for c in line))} in all {told_by_line(line)}"
+    at = line[0].source
+    return replace(
+        finding,
+        cause=f"{text}; the body allocated and freed {made}",
+        causes=line,
+        others=others,
+        place=CodeLines(at.file, at.line, at.line) if at else None,
+    )
+
+
+def _parts(key: str, counters: Counters, source: Allocated) -> dict[str, int]:
+    """Return how much of a counter holds no tensor, by why.
+
+    Each counter's peak may be at another moment, so a difference of two is the least that it was.
+    """
+    parts = {_TAILS: counters.allocated - counters.requested}
+    if key == "allocated":
+        return parts
+    parts[_WAITING] = counters.active - counters.allocated
+    if key == "active":
+        return parts
+    free_bytes = max(0, counters.reserved - counters.active)
+    pooled = min(source.free_in_private_pools(), free_bytes)
+    split = min(counters.split, free_bytes - pooled)
+    return {**parts, _POOLED: pooled, _SPLIT: split, _CACHED: free_bytes - pooled - split}

@@ -1,0 +1,125 @@
+"""A counter over its limit names the allocator's state, and the line whose memory is in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from pytest_torchmem.analysis.judge.counters import told_by_allocator
+from pytest_torchmem.analysis.judge.verdict import judge_limits
+from pytest_torchmem.values.contributors import (
+    Category,
+    CategoryBytes,
+    Contributor,
+    Phase,
+    Source,
+)
+from pytest_torchmem.values.results import Counters, Peak, Result, Retained
+from pytest_torchmem.values.units import MiB
+
+
+def made(size_bytes: int, line: int) -> Contributor:
+    source = Source("net.py", line, "forward")
+    return Contributor(Category.TEMPORARY, size_bytes, 1, "aten::cat", "", source, Phase.FORWARD)
+
+
+@dataclass
+class Allocated:
+    pooled: int = 0
+    asked: int = 0
+
+    def freed(self) -> tuple[Contributor, ...]:
+        self.asked += 1
+        return made(9 * MiB, 3), made(4 * MiB, 7), made(8 * MiB, 7)
+
+    def free_in_private_pools(self) -> int:
+        return self.pooled
+
+
+def measured(counters: Counters) -> Result:
+    composition = CategoryBytes(temporary=30 * MiB)
+    live = (replace(made(30 * MiB, 1)),)
+    peak = Peak(composition.total, 0, composition, composition, live)
+    return Result(
+        "", "cuda:0", False, peak, Retained(0, CategoryBytes(), ()), (), counters=counters
+    )
+
+
+FREED = "; the body allocated and freed 12.0 MiB in all of temporary from aten::cat at net.py:7"
+
+
+@pytest.mark.parametrize(
+    ("key", "counters", "pooled", "told"),
+    [
+        (
+            "reserved",
+            Counters(30 * MiB, 30 * MiB, 90 * MiB, 100 * MiB, split=4 * MiB),
+            0,
+            "at least 60.0 MiB of that had been freed and waited for another stream that still "
+            f"used it{FREED}, 10.0 MiB more held no tensor either",
+        ),
+        (
+            "active",
+            Counters(30 * MiB, 30 * MiB, 90 * MiB, 100 * MiB),
+            0,
+            "at least 60.0 MiB of that had been freed and waited for another stream that still "
+            f"used it{FREED}",
+        ),
+        (
+            "reserved",
+            Counters(30 * MiB, 30 * MiB, 30 * MiB, 100 * MiB, split=50 * MiB),
+            0,
+            "at least 50.0 MiB of that was free in segments of which other parts were in use"
+            f"{FREED}, 20.0 MiB more held no tensor either",
+        ),
+        (
+            "reserved",
+            Counters(30 * MiB, 30 * MiB, 30 * MiB, 100 * MiB, split=50 * MiB),
+            64 * MiB,
+            f"at least 64.0 MiB of that was free in the private pools of CUDA graphs{FREED}, "
+            "6.0 MiB more held no tensor either",
+        ),
+        (
+            "reserved",
+            Counters(30 * MiB, 30 * MiB, 30 * MiB, 100 * MiB),
+            0,
+            f"at least 70.0 MiB of that was free and kept by the cache{FREED}",
+        ),
+        (
+            "allocated",
+            Counters(30 * MiB, 80 * MiB, 80 * MiB, 100 * MiB),
+            0,
+            f"at least 50.0 MiB of that was the ends of blocks, too small to be split off{FREED}",
+        ),
+        # What lives is most of it.
+        (
+            "reserved",
+            Counters(90 * MiB, 90 * MiB, 90 * MiB, 100 * MiB),
+            0,
+            "largest 30.0 MiB of temporary from aten::cat at net.py:1",
+        ),
+        # So is what was there before.
+        (
+            "reserved",
+            Counters(30 * MiB, 30 * MiB, 30 * MiB, 100 * MiB, reserved_before=70 * MiB),
+            0,
+            "70.0 MiB of that was reserved before the body began, for fixtures or for what ran "
+            "earlier; the body added 30.0 MiB",
+        ),
+    ],
+)
+def test_the_largest_state_of_a_counter_is_named(key, counters, pooled, told):
+    result = measured(counters)
+    (finding,) = told_by_allocator(
+        judge_limits(result, {key: 40 * MiB}), result, Allocated(pooled=pooled)
+    )
+    assert finding.sentence.partition(" over the limit of 40.0 MiB: ")[2] == told
+
+
+def test_nobody_is_asked_within_a_limit_or_about_another_one():
+    result, source = measured(Counters(30 * MiB, 30 * MiB, 90 * MiB, 100 * MiB)), Allocated()
+    for limits in ({"reserved": 100 * MiB}, {"total": MiB}):
+        findings = judge_limits(result, limits)
+        assert told_by_allocator(findings, result, source) == findings
+    assert source.asked == 0
