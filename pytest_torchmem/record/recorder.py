@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from time import perf_counter_ns
 from typing import ClassVar, Final
 
@@ -66,6 +66,7 @@ class Recorder:
         self._device = device
         self._own_ns = 0
         self._observer = observer_for(device, say)
+        self._empties_cache = empties_cache
         self._counters = CounterReader(device, empties_cache=empties_cache)
         self._log = OwnershipLog(self._observer.strings, self._observer.device_names)
         self._watch = OwnershipWatch(self._log, self.mark, self._observer.sees_end)
@@ -91,7 +92,7 @@ class Recorder:
         ORIGINALS.note()
         self._observer.prepare()
         settle(self._device)
-        settle_collector(partial(holds_more, self._device))
+        settle_collector(lambda: self._empties_cache or holds_more(self._device))
         with _collector_as_after_a_collection():
             settle(self._device)
             note_held(self._device)
