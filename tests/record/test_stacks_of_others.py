@@ -1,4 +1,4 @@
-"""Stacks that a thread leaves and comes back to, and interpreters beside ours."""
+"""Stacks that a thread leaves and comes back to."""
 
 from __future__ import annotations
 
@@ -30,18 +30,3 @@ def test_what_greenlets_make_has_their_lines_and_modules() -> None:
     assert {("aten::ones", "work", ""), ("aten::add", "forward", "Net")} <= found
     sizes = {c.source.function: c.size_bytes for c in result.peak.live if c.source}
     assert sizes["work"] == 3 * 1024 * 4
-
-
-def test_an_interpreter_within_the_body_changes_nothing() -> None:
-    interpreters = pytest.importorskip("_xxsubinterpreters")
-
-    def body() -> torch.Tensor:
-        first = torch.ones(1024)
-        number = interpreters.create()
-        interpreters.run_string(number, "import gc\nx = [[] for _ in range(100_000)]\ngc.collect()")
-        interpreters.destroy(number)
-        return first + torch.ones(1024)
-
-    result = measured(body)
-    assert result.peak.total == 3 * 1024 * 4
-    assert {c.source and c.source.function for c in result.peak.live} == {"body"}
