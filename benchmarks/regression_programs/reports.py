@@ -1,4 +1,4 @@
-"""Regressions of public issue trackers, each with its report; the edit is where the memory is made."""
+"""Regressions of public issue trackers, each with its report; the edit is in the module itself."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ HOOK_WITHOUT_GRAD: Final = Regression(
 
 # karpathy/nanoGPT#533
 CHECKPOINT_KEPT: Final = Regression(
-    "checkpoint_kept",
+    "state_kept_after_loading",
     """
       def resume(net):
     *     state = {name: torch.ones_like(p) for name, p in net.state_dict().items()}

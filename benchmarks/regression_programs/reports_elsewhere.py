@@ -103,7 +103,8 @@ NO_CHECKPOINTING: Final = Regression(
                   x = checkpoint(layer, x, use_reentrant=False)
           x.sum().backward()
     """,
-    "layers = [nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)) for _ in range(4)]\n"
+    "parts = [(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)) for _ in range(4)]\n"
+    "layers = [nn.Sequential(*part) for part in parts]\n"
     "train(nn.ModuleList(layers), torch.ones(1024, 128))",
     (Blame(_KEPT, f"{MATMUL}|aten::gelu", 6 * MIB),),
     files={
@@ -508,7 +509,8 @@ EACH_NTH: Final = Regression(
     *             x = block(x)
           x.sum().backward()
     """,
-    "layers = [nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)) for _ in range(4)]\n"
+    "parts = [(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)) for _ in range(4)]\n"
+    "layers = [nn.Sequential(*part) for part in parts]\n"
     "train(nn.ModuleList(layers), torch.ones(1024, 128))",
     (Blame(_KEPT, f"{MATMUL}|aten::gelu", 6 * MIB),),
     files={
