@@ -360,7 +360,7 @@ BEST_STATES: Final = Regression(
       def train(net, epochs):
           stopper = Stopper()
           for _ in range(epochs):
-              stopper.see(net)
+    *         stopper.see(net)
           return stopper
     """,
     "train(nn.Linear(512, 512), 5)",
@@ -372,7 +372,7 @@ BEST_STATES: Final = Regression(
                   self.states = []
 
               def see(self, net):
-                  state = {n: t.clone() for n, t in net.state_dict().items()}
+        *         state = {n: t.clone() for n, t in net.state_dict().items()}
         -         self.states = [state]
         +         self.states.append(state)
         """
@@ -530,7 +530,7 @@ EMBEDDINGS: Final = Regression(
 
       def embeddings(batches):
           wrapper = Wrapper()
-          return [wrapper.encode(x) for x in batches]
+    *     return [wrapper.encode(x) for x in batches]
     """,
     "embeddings([torch.ones(1024, 128) for _ in range(4)])",
     (Blame(_KEPT, f"{MATMUL}|aten::gelu|aten::amax", 3 * MIB),),
@@ -542,7 +542,7 @@ EMBEDDINGS: Final = Regression(
 
         -     @torch.no_grad()
               def encode(self, x):
-                  return F.gelu(self.net(x)).amax(1)
+        *         return F.gelu(self.net(x)).amax(1)
         """
     },
 )
