@@ -9,6 +9,7 @@ Source of the format: ``torch/csrc/cuda/memory_snapshot.cpp`` and ``torch/cuda/_
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ from pytest_torchmem.analysis.sampling import StorageLives, sketch_timeline, wit
 from pytest_torchmem.analysis.storages.attribution import grouped
 from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor, Phase, Source
-from pytest_torchmem.values.errors import SnapshotError
+from pytest_torchmem.values.errors import RequestError, SnapshotError
 from pytest_torchmem.values.json_values import WRONG, checked_list, shown, told_damage, whole_number
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Peak, Result, Retained
@@ -57,6 +58,8 @@ class Snapshot(GpuQuestions):
         history: What was asked of it since.
         times_ns: int64, shape (T,); when each request was made, from the first one on.
         sites: The site of each allocation by its key; keys of ``start`` are negative.
+        contradiction: Why the history does not lead to the segments beside it; what was there
+            before it is not known then. ``""`` where it does.
     """
 
     device: int
@@ -65,6 +68,7 @@ class Snapshot(GpuQuestions):
     history: History
     times_ns: NDArray[np.int64]
     sites: Mapping[int, Site]
+    contradiction: str = ""
 
     @property
     def name(self) -> str:
@@ -99,10 +103,17 @@ class Snapshot(GpuQuestions):
 
     @property
     def allocator_requests(self) -> Requests:
-        """Every allocation and free: what was there before comes first, the largest before all."""
+        """Every allocation and free: what was there before comes first, the largest before all.
+
+        What the device refused was asked for, too. Raises `RequestError` where nobody knows what
+        was there before.
+        """
+        if self.contradiction:
+            raise RequestError(self.contradiction)
         before = sorted(self._start_blocks(), key=lambda row: (-row[1], row[0]))
         keys, sizes = np.array(before, np.int64).reshape(-1, 2).T
-        return Requests.from_columns(np.full(len(keys), True), sizes, keys) + self.history.requests
+        start = Requests.from_columns(np.full(len(keys), True), sizes, keys)
+        return start + self.history.requests_and_refused
 
     def simulate(
         self, settings: AllocatorSettings | str = "", capacity: int | str | None = None
@@ -194,7 +205,11 @@ class Snapshot(GpuQuestions):
         return StorageLives(begins, ends, sizes, tuple(groups))
 
     def _notes(self) -> Iterator[str]:
-        if self.begins_in_the_middle:
+        if self.contradiction:
+            yield f"{self.contradiction}; it is shown alone, as if nothing had been there before it"
+        elif not len(self.history.row_count):
+            yield "the snapshot has no history: this is what was alive when it was written"
+        elif self.begins_in_the_middle:
             yield (
                 f"the history begins in the middle: {format_size(self.start_requested_bytes)} were "
                 "in place before its first entry, and of these only those that are there at its "
@@ -205,9 +220,11 @@ class Snapshot(GpuQuestions):
                 f"the replay puts {self.misplaced_count} allocations elsewhere than torch did, so "
                 "its allocated and reserved bytes are estimated"
             )
-        if self.history.failure_count:
-            count = self.history.failure_count
-            yield f"{count} allocations failed; the history lacks their sizes"
+        for refusal in self.history.refused:
+            yield (
+                f"the device ran out of memory: it refused {format_size(refusal.size_bytes)} at "
+                f"entry {refusal.entry} of the history"
+            )
 
 
 def _largest_first(lives: StorageLives, wanted: NDArray[np.bool_]) -> tuple[Contributor, ...]:
@@ -218,30 +235,37 @@ def _largest_first(lives: StorageLives, wanted: NDArray[np.bool_]) -> tuple[Cont
 def read_snapshot(data: object, device: Device | int | None = None) -> Snapshot:
     """Return one device of what ``torch.cuda.memory._snapshot()`` gave, by default the busiest.
 
-    Raises `SnapshotError` for anything else, `DeviceError` for a device that is not in it,
-    `RequestError` where the history does not fit the segments.
+    The list of segments that ``torch.cuda.memory_snapshot()`` gives is one without a history.
+    Raises `SnapshotError` for anything else, and `DeviceError` for a device that is not in it.
     """
+    with _told():
+        traces, segments, settings = _parts(data)
+        number = _busiest(traces, segments) if device is None else _number_of(device, traces)
+        return _read_device(traces[number], segments, settings, number)
+
+
+def read_snapshots(data: object) -> list[Snapshot]:
+    """Return each device of a snapshot that has memory or a history, the fullest first.
+
+    Raises `SnapshotError`.
+    """
+    with _told():
+        traces, segments, settings = _parts(data)
+        used = [n for n, held in enumerate(_held(traces, segments)) if any(held)]
+        numbers = used or [_busiest(traces, segments)]
+        found = [_read_device(traces[n], segments, settings, n) for n in numbers]
+    return sorted(found, key=lambda one: (not one.history.refused, -max(one.timeline.total)))
+
+
+_Traces = Sequence[Sequence[TraceEntry]]
+_Segments = Sequence[Mapping[str, object]]
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Raise `SnapshotError` for whatever a file may hold that is no snapshot."""
     try:
-        if not isinstance(data, dict) or not isinstance(data.get("device_traces"), list):
-            raise ValueError("it has no device_traces")
-        traces: Sequence[Sequence[TraceEntry]] = data["device_traces"]
-        settings = _settings(data.get("allocator_settings") or {})
-        number = _busiest(traces) if device is None else _number_of(device, traces)
-        entries = checked_list(traces[number])
-        for entry in entries:
-            _check_numbers(entry)
-        mine = [segment for segment in data["segments"] if segment.get("device", 0) == number]
-        pools = default_pools()
-        start = BackwardsLayout(mine, settings, pools).take_back(entries)
-        history = read_history(entries, start, pools)
-        return Snapshot(
-            number,
-            settings,
-            start,
-            history,
-            _times_ns(entries, history),
-            {**sites_of_start(start, mine), **sites_of(entries)},
-        )
+        yield
     except (*WRONG, AssertionError, OverflowError) as error:
         raise SnapshotError(
             f"this is no snapshot of torch's allocator: {told_damage(error)}; write one "
@@ -249,7 +273,46 @@ def read_snapshot(data: object, device: Device | int | None = None) -> Snapshot:
         ) from None
 
 
-def _number_of(device: Device | int, traces: Sequence[Sequence[TraceEntry]]) -> int:
+def _parts(data: object) -> tuple[_Traces, _Segments, AllocatorSettings]:
+    """Return a list of entries for each device, the segments of all, and the settings."""
+    if isinstance(data, list) and data:
+        data = {"segments": data}
+    if not isinstance(data, dict) or "segments" not in data:
+        raise ValueError("it has no segments")
+    segments = checked_list(data["segments"])
+    traces = list(checked_list(data.get("device_traces") or []))
+    last = max((whole_number(segment.get("device", 0)) for segment in segments), default=-1)
+    if last > _MOST_DEVICES:
+        raise ValueError(f"it has memory of device {last}")
+    traces += [[] for _ in range(last + 1 - len(traces))]
+    return traces, segments, _settings(data.get("allocator_settings") or {})
+
+
+def _read_device(
+    entries: Sequence[TraceEntry], segments: _Segments, settings: AllocatorSettings, number: int
+) -> Snapshot:
+    for entry in checked_list(entries):
+        _check_numbers(entry)
+    mine = [segment for segment in segments if segment.get("device", 0) == number]
+    pools, contradiction = default_pools(), ""
+    try:
+        start = BackwardsLayout(mine, settings, pools).take_back(entries)
+    except RequestError as error:
+        # A recording that was ended before the snapshot was written, or that lacks entries.
+        start, contradiction = (), error.sentence
+    history = read_history(entries, start, pools)
+    return Snapshot(
+        number,
+        settings,
+        start,
+        history,
+        _times_ns(entries, history),
+        {**sites_of_start(start, mine), **sites_of(entries)},
+        contradiction,
+    )
+
+
+def _number_of(device: Device | int, traces: _Traces) -> int:
     """Return the number of the device that is meant; ``cuda`` is the one that allocated."""
     name = f"cuda:{device}" if isinstance(device, int) else device_text(device)
     there = [f"cuda:{n}" for n, entries in enumerate(traces) if entries or ":" in name]
@@ -279,13 +342,23 @@ def _settings(found: Mapping[str, object]) -> AllocatorSettings:
     return replace(settings, expandable_segments=bool(found.get("expandable_segments", False)))
 
 
-def _busiest(traces: Sequence[Sequence[TraceEntry]]) -> int:
-    if not any(traces):
+def _busiest(traces: _Traces, segments: _Segments) -> int:
+    """Return the device with the longest history; without any, the one that holds most."""
+    held = _held(traces, segments)
+    if not any(any(pair) for pair in held):
         raise SnapshotError(
-            "the snapshot has no history: call torch.cuda.memory._record_memory_history() before "
-            "the code to look at"
+            "the snapshot has no history and no memory: call "
+            "torch.cuda.memory._record_memory_history() before the code to look at"
         )
-    return max(range(len(traces)), key=lambda number: len(traces[number]))
+    return max(range(len(held)), key=lambda number: held[number])
+
+
+def _held(traces: _Traces, segments: _Segments) -> list[tuple[int, int]]:
+    """Return the entries of the history and the reserved bytes of each device."""
+    held = [0] * len(traces)
+    for segment in segments:
+        held[whole_number(segment.get("device", 0))] += whole_number(segment["total_size"])
+    return [(len(entries), size) for entries, size in zip(traces, held, strict=True)]
 
 
 def _times_ns(entries: Sequence[TraceEntry], history: History) -> NDArray[np.int64]:
@@ -301,6 +374,8 @@ _OVERLOAD: Final = r"(?:out|dim|int|self|start|dtype|device|memory_format|names)
 _OPERATOR: Final = re.compile(rf"at::_ops::(\w+?)(?:_(?:{_OVERLOAD}+|{_OVERLOAD}*[A-Z]\w*))?::")
 _LONGEST_NAME: Final = 300
 """Operators have names of up to 60 letters; a frame with far more is none of an operator's."""
+_MOST_DEVICES: Final = 127
+"""torch numbers its devices in 8 bits."""
 _LIBRARY: Final = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3\.\d+)[/\\]")
 _ENGINE: Final = "torch::autograd::Engine"
 _OPTIMIZER: Final = re.compile(r"[/\\]torch[/\\]optim[/\\]")

@@ -11,6 +11,7 @@ from typing import Final
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.analysis.sampling import sketch
+from pytest_torchmem.analysis.snapshot import Snapshot
 from pytest_torchmem.report.viewers.memory_viz import pickled
 from pytest_torchmem.report.viewers.perfetto import chrome_trace
 from pytest_torchmem.store.baseline_file import read_any
@@ -21,7 +22,7 @@ from pytest_torchmem.store.file_kinds import (
     recording_kind,
 )
 from pytest_torchmem.store.run_reports import KIND, RunReport, parse_run, read_json
-from pytest_torchmem.store.snapshots import load_snapshot
+from pytest_torchmem.store.snapshots import load_snapshot, load_snapshots
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import BaselineError, ReportError
@@ -70,11 +71,12 @@ class Measurements:
         return sorted({key.environment for key in self.entries})
 
 
-def read_measurements(path: Path, unjudged: bool = False) -> Measurements:
+def read_measurements(path: Path, unjudged: bool = False, device: str = "") -> Measurements:
     """Return what is in a results file, a baseline file, a folder of either, or a snapshot.
 
     ``unjudged`` adds what a run measured and held against nothing, which is not for comparing.
-    Raises `ReportError` where it is none of these.
+    ``device`` is of a snapshot the only one to look at. Raises `ReportError` where it is none of
+    these.
     """
     if path.is_dir():
         runs = _results_folder(path)
@@ -82,7 +84,7 @@ def read_measurements(path: Path, unjudged: bool = False) -> Measurements:
         return found or Measurements(str(path), dict(_folder(path)))
     if recording_kind(path) is Recording.SNAPSHOT:
         # Two snapshots are compared with each other, whatever their files are called.
-        return _measurements(str(path), [run_of(path, "snapshot")], unjudged)
+        return _measurements(str(path), [run_of(path, "snapshot", device)], unjudged)
     data = _parsed(path)
     if isinstance(data, dict) and data.get("kind") == KIND:
         return _measurements(str(path), [parse_run(data, str(path))], unjudged)
@@ -129,7 +131,7 @@ def _measurements(name: str, runs: list[RunReport], unjudged: bool) -> Measureme
     )
 
 
-def read_reports(path: Path) -> list[RunReport]:
+def read_reports(path: Path, device: str = "") -> list[RunReport]:
     """Return the runs in a results file, a folder of these or a recording. Raises `ReportError`."""
     if path.is_dir():
         if runs := _results_folder(path):
@@ -138,7 +140,7 @@ def read_reports(path: Path) -> list[RunReport]:
             f"there is no results file in the folder {path}; `--torchmem-report=x.json` writes one"
         )
     if recording_kind(path) is not None:
-        return [run_of(path, path.name)]
+        return [run_of(path, path.name, device)]
     return [parse_run(_parsed(path), str(path))]
 
 
@@ -193,26 +195,45 @@ def _environment(environment: Mapping[str, str]) -> str:
     return ", ".join(filter(None, [environment.get("device", ""), *named]))
 
 
-def read_recording(path: Path, device: str = "") -> GpuQuestions:
-    """Return a recording, analysed; ``device`` is by default the one it was recorded for.
+def read_recordings(path: Path, device: str = "") -> list[tuple[str, GpuQuestions]]:
+    """Return a recording, analysed, with the name of its device.
 
-    Raises `TraceError`, and `SnapshotError` for a snapshot.
+    A trace has the one it was recorded for; of a snapshot it is each one, the fullest first, unless
+    ``device`` names one. Raises `TraceError`, and `SnapshotError` for a snapshot.
     """
     if recording_kind(path) is not Recording.SNAPSHOT:
-        return analyze_trace(load_trace(path), device or None)
-    return load_snapshot(path, device or None)
+        profile = analyze_trace(load_trace(path), device or None)
+        return [(profile.result().device, profile)]
+    return [(snapshot.name, snapshot) for snapshot in _snapshots(path, device)]
 
 
-def run_of(path: Path, name: str) -> RunReport:
-    """Return a recording as a run of one test called ``name``, with its timeline."""
+def _snapshots(path: Path, device: str) -> list[Snapshot]:
+    return [load_snapshot(path, device)] if device else load_snapshots(path)
+
+
+def run_of(path: Path, name: str, device: str = "") -> RunReport:
+    """Return a recording as a run of one test called ``name``, with its timeline.
+
+    A snapshot has a test for each of its devices, unless ``device`` names one.
+    """
     if recording_kind(path) is Recording.SNAPSHOT:
-        snapshot = load_snapshot(path)
-        result, picture = snapshot.result(), snapshot.picture()
+        snapshots = _snapshots(path, device)
+        found = [(snapshot.result(), snapshot.picture()) for snapshot in snapshots]
     else:
-        profile = analyze_trace(load_trace(path))
-        result, picture = profile.result(), sketch(profile)
-    test = MeasuredTest(name, "", {"device": result.device}, (unjudged(result, picture),))
-    return RunReport((test,))
+        profile = analyze_trace(load_trace(path), device or None)
+        found = [(profile.result(), sketch(profile))]
+    several = len(found) > 1
+    return RunReport(
+        tuple(
+            MeasuredTest(
+                f"{name} on {result.device}" if several else name,
+                "",
+                {"device": result.device},
+                (unjudged(result, picture),),
+            )
+            for result, picture in found
+        )
+    )
 
 
 def converted(trace: Path, output: Path) -> bytes | None:

@@ -20,7 +20,7 @@ from pytest_torchmem.cli import bisecting, diff, show
 from pytest_torchmem.cli.inputs import (
     converted,
     read_measurements,
-    read_recording,
+    read_recordings,
     read_reports,
 )
 from pytest_torchmem.report.history import history_page, history_plots, history_table
@@ -137,6 +137,7 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         action="store_true",
         help="what ran at the peak, and operators with their memory and time; of a trace, too",
     )
+    _add_device_of_snapshot(command)
     command.set_defaults(run=_show)
 
 
@@ -238,6 +239,7 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="what to write; several times for several reports",
     )
     command.add_argument("--test", default="", help="the test of this id, or those with this in it")
+    _add_device_of_snapshot(command)
     command.set_defaults(run=_report)
 
 
@@ -298,11 +300,19 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     command.set_defaults(run=_simulate)
 
 
+def _add_device_of_snapshot(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--device", default="", help="of a snapshot; default: each of its devices")
+
+
 def _add_gpu_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--settings", default="", help="as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True"
     )
-    command.add_argument("--device", default="", help="default: the one the trace was recorded for")
+    command.add_argument(
+        "--device",
+        default="",
+        help="default: the one the trace was recorded for, and each one of a snapshot",
+    )
     command.add_argument("--format", choices=("text", "json"), default="text")
 
 
@@ -333,7 +343,7 @@ def _show(options: argparse.Namespace) -> Exit:
     if options.operators:
         _say(show.operators(options.file, options.test))
         return Exit.OK
-    measurements = read_measurements(options.file, unjudged=True)
+    measurements = read_measurements(options.file, unjudged=True, device=options.device)
     if not options.test:
         _say(show.table(measurements))
         return Exit.OK
@@ -370,7 +380,7 @@ def _report(options: argparse.Namespace) -> Exit:
             outputs.append(output)
     if not outputs:
         return Exit.OK
-    runs = [run for path in options.files for run in read_reports(path)]
+    runs = [run for path in options.files for run in read_reports(path, options.device)]
     run = merged(runs)
     if again := sum(len(one.tests) for one in runs) - len(run.tests):
         print(
@@ -384,13 +394,18 @@ def _report(options: argparse.Namespace) -> Exit:
 
 
 def _fits(options: argparse.Namespace) -> Exit:
-    found = [
-        (path, read_recording(path, options.device).fits(options.capacity, options.settings))
-        for path in options.traces
-    ]
+    """Answer for each device of each recording: those that do not fit come first."""
+    found = []
+    for path in options.traces:
+        fits = [
+            (path, device, recording.fits(options.capacity, options.settings))
+            for device, recording in read_recordings(path, options.device)
+        ]
+        found += sorted(fits, key=lambda row: (bool(row[2]), -row[2].peak_reserved_bytes))
     rows = [
         {
             "trace": str(path),
+            "device": device,
             "estimated": True,
             "fits": bool(fit),
             "capacity_bytes": fit.capacity_bytes,
@@ -399,32 +414,43 @@ def _fits(options: argparse.Namespace) -> Exit:
             "retries": fit.retry_count,
             "sentence": str(fit),
         }
-        for path, fit in found
+        for path, device, fit in found
     ]
-    named = len(found) > 1
-    text = "\n".join(f"{path}: {fit}" if named else str(fit) for path, fit in found)
-    _say(json.dumps(rows, indent=1) if options.format == "json" else text)
-    return Exit.OK if all(fit for _, fit in found) else Exit.DOES_NOT_FIT
+    several = len(options.traces) > 1, len(found) > len(options.traces)
+    lines = []
+    for path, device, fit in found:
+        names = (name for name, shown in zip((str(path), device), several, strict=True) if shown)
+        lines.append(": ".join([*names, str(fit)]))
+    _say(json.dumps(rows, indent=1) if options.format == "json" else "\n".join(lines))
+    return Exit.OK if all(fit for *_, fit in found) else Exit.DOES_NOT_FIT
 
 
 def _reserved(options: argparse.Namespace) -> Exit:
     """Print the counters of a simulated allocator, each at its own peak."""
-    run = read_recording(options.trace, options.device).simulate(options.settings)
-    peaks = {name: getattr(run.peak, name) for name in _COUNTERS}
+    recordings = read_recordings(options.trace, options.device)
+    found = [(device, one.simulate(options.settings)) for device, one in recordings]
+    found.sort(key=lambda row: -row[1].peak.reserved)
     if options.format == "json":
-        data = {
-            "estimated": True,
-            **{f"{name}_bytes": peak_bytes for name, peak_bytes in peaks.items()},
-            "fragmentation": round(run.fragmentation, 6),
-            "device_allocations": run.device_alloc_count,
-        }
-        _say(json.dumps(data, indent=1))
+        data = [
+            {
+                "device": device,
+                "estimated": True,
+                **{f"{name}_bytes": getattr(run.peak, name) for name in _COUNTERS},
+                "fragmentation": round(run.fragmentation, 6),
+                "device_allocations": run.device_alloc_count,
+            }
+            for device, run in found
+        ]
+        _say(json.dumps(data[0] if len(data) == 1 else data, indent=1))
         return Exit.OK
-    rows = {name: format_size(peak_bytes) for name, peak_bytes in peaks.items()}
-    rows["fragmentation"] = f"{run.fragmentation:.0%}"
-    rows["device allocations"] = str(run.device_alloc_count)
-    wide = max(map(len, rows.values()))
-    _say("\n".join(f"{value:>{wide}}  {name} (estimated)" for name, value in rows.items()))
+    for device, run in found:
+        rows = {name: format_size(getattr(run.peak, name)) for name in _COUNTERS}
+        rows["fragmentation"] = f"{run.fragmentation:.0%}"
+        rows["device allocations"] = str(run.device_alloc_count)
+        wide = max(map(len, rows.values()))
+        heading = [f"{device}:"] if len(found) > 1 else []
+        told = (f"{value:>{wide}}  {name} (estimated)" for name, value in rows.items())
+        _say("\n".join([*heading, *told]))
     return Exit.OK
 
 

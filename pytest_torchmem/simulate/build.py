@@ -34,7 +34,7 @@ _OPENED_BY_NAME: Final = {"libnvidia-ml.so.1", "libcuda.so.1", "libcuda.so"}
 # Most symbols name the version of a library; the others are known by how they begin.
 _UNVERSIONED: Final = re.compile(r"(cu[A-Z]|cuFile|cudnn|curand|nccl|cusparseLt|nvshmem|nvtx)\w+$")
 _VERSIONS_OF_OTHERS: Final = ("GLIBC", "CXXABI", "GOMP", "OMP", "GCC")
-_OF_TORCH: Final = ("_ZN3c10", "_ZN4c10d")
+_OF_TORCH: Final = ("_ZN3c10", "_ZN4c10d", "_ZN2at17CUDAGeneratorImpl")
 _NO_VERSION: Final = "SIMULATED"
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NoReturn
 
-from pytest_torchmem.analysis.snapshot import Snapshot, read_snapshot
+from pytest_torchmem.analysis.snapshot import Snapshot, read_snapshot, read_snapshots
 from pytest_torchmem.values.errors import SnapshotError, is_torchmem_error
 from pytest_torchmem.values.json_values import open_file
 from pytest_torchmem.values.units import Device
@@ -82,20 +84,44 @@ def load_snapshot(path: str | os.PathLike[str], device: Device | int | None = No
     the segments beside it: ``start`` of the answer says what was there before. Reading it needs
     neither torch nor a GPU, and runs nothing that the file says.
 
-    ``device`` is ``"cuda:1"``, its number, or ``"cuda"`` for the one that allocated. Raises
-    `SnapshotError` for another file, `DeviceError` for another device, `RequestError` where its
-    history does not fit its segments.
+    ``device`` is ``"cuda:1"``, its number, or ``"cuda"`` for the one that allocated. A file without
+    a history says what was alive. Raises `SnapshotError` for another file, `DeviceError` for
+    another device.
     """
+    with _named(path):
+        return read_snapshot(_unpickled(path), device)
+
+
+def load_snapshots(path: str | os.PathLike[str]) -> list[Snapshot]:
+    """Return each device of a snapshot that has memory or a history, the fullest first.
+
+    Raises `SnapshotError`.
+    """
+    with _named(path):
+        return read_snapshots(_unpickled(path))
+
+
+def _unpickled(path: str | os.PathLike[str]) -> object:
     try:
         with open_file(Path(path)) as file:
             content = file.read()
         _check_instructions(content)
-        data = _PlainUnpickler(io.BytesIO(content)).load()
+        return _PlainUnpickler(io.BytesIO(content)).load()
     except OSError as error:
-        raise SnapshotError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise _UnreadableError(f"{path} cannot be read: {error.strerror or error}") from None
     except Exception as error:  # a damaged pickle fails in any of a dozen ways
-        raise SnapshotError(f"{path} is no snapshot of torch's allocator: {error}") from None
+        raise _UnreadableError(f"{path} is no snapshot of torch's allocator: {error}") from None
+
+
+class _UnreadableError(SnapshotError):
+    """It names its file."""
+
+
+@contextlib.contextmanager
+def _named(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
-        return read_snapshot(data, device)
+        yield
+    except _UnreadableError as error:
+        raise SnapshotError(error.sentence) from None
     except SnapshotError as error:
         raise SnapshotError(f"{path}: {error.sentence}") from None

@@ -61,3 +61,45 @@ def test_a_snapshot_is_shown_and_reported(command, write, tmp_path):
     code, out, _ = command("report", path, "-o", tmp_path / "page.html")
     assert code == 0
     assert "step.pickle" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def two_devices(write):
+    """Return a snapshot whose second device is fuller, and was refused 70 MiB."""
+    path, fuller = write("step.pickle", MiB, 4 * MiB), write("fuller.pickle", MiB, 30 * MiB)
+    data, second = (pickle.loads(each.read_bytes()) for each in (path, fuller))
+    for segment in second["segments"]:
+        segment["device"] = 1
+    refused = {"action": "oom", "device_free": 9, "size": 70 * MiB, "stream": 0, "time_us": 0}
+    data["segments"] += second["segments"]
+    data["device_traces"].append([*second["device_traces"][0], refused])
+    path.write_bytes(pickle.dumps(data))
+    return path
+
+
+def test_the_device_that_does_not_fit_comes_first(command, two_devices):
+    code, out, _ = command("fits", two_devices, "--capacity", "80MiB")
+    first, second = out.splitlines()
+    assert code == 1
+    assert first.startswith(
+        "cuda:1: does not fit in 80.0 MiB (estimated): an allocation of 70.0 MiB"
+    )
+    assert second.startswith("cuda:0: fits in 80.0 MiB")
+    code, out, _ = command("fits", two_devices, "--capacity", "80MiB", "--device", "cuda:0")
+    assert (code, out.partition(" in ")[0]) == (0, "fits")
+
+
+def test_each_device_is_shown_and_reported_unless_one_is_named(command, two_devices, tmp_path):
+    _, out, _ = command("show", two_devices)
+    rows = out.splitlines()
+    assert rows[0].startswith("31.0 MiB  snapshot on cuda:1")
+    assert rows[1].lstrip().startswith("5.0 MiB  snapshot on cuda:0")
+    assert "the device ran out of memory: it refused 70.0 MiB" in out
+    _, out, _ = command("show", two_devices, "--device", "cuda:0")
+    assert "31.0 MiB" not in out
+    _, out, _ = command("reserved", two_devices)
+    assert out.split()[0] == "cuda:1:"
+    command("report", two_devices, "-o", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "cuda:0" in page
+    assert "cuda:1" in page

@@ -296,7 +296,7 @@ def _in_rows(
     history = read_history(entries)  # type: ignore[arg-type]
     requests = history.requests
     freed = sum(entry["action"] == "free_requested" for entry in entries)
-    if freed > (requests.kind == Request.FREE).sum() or history.failure_count:
+    if freed > (requests.kind == Request.FREE).sum() or history.refused:
         raise SystemExit("the history does not hold everything that was asked for")
     columns = (requests.kind, requests.key, requests.size_bytes, requests.stream, requests.pool)
     log = RequestLog(rows=list(zip(*(column.tolist() for column in columns), strict=True)))

@@ -104,6 +104,73 @@ def test_what_rests_on_values_that_nobody_computed_is_said_with_its_line(name, r
     assert "first in tests/simulate/test_decisions_on_a_simulated_gpu.py:" in sentence
 
 
+DRAWN = {  # of n elements, and about which share of them
+    "rand": (lambda n: (torch.rand(n, device=CUDA) > 0.9).nonzero(), 0.1),
+    "half": (lambda n: (torch.rand(n, device=CUDA, dtype=torch.half) > 0.9).nonzero(), 0.1),
+    "bernoulli": (lambda n: torch.empty(n, device=CUDA).bernoulli_(0.3).nonzero(), 0.3),
+    "of weights": (lambda n: torch.full((n,), 0.3, device=CUDA).bernoulli().nonzero(), 0.3),
+    "dropout": (lambda n: functional.dropout(torch.ones(n, device=CUDA), 0.7).nonzero(), 0.3),
+    "randperm": (lambda n: (torch.randperm(n, device=CUDA)[: n // 2] >= n // 2).nonzero(), 0.25),
+    "randint": (lambda n: (torch.randint(0, 10, (n,), device=CUDA) == 3).nonzero(), 0.1),
+    "in place": (lambda n: torch.empty(n, device=CUDA).normal_().mul_(2).gt(2.0).nonzero(), 0.159),
+    "a chain": (lambda n: torch.randn(n, device=CUDA).mul(2).sigmoid().gt(0.5).nonzero(), 0.5),
+    "a copy": (lambda n: torch.randn(n, device=CUDA).clone().view(2, -1).gt(0).nonzero(), 0.5),
+    "a part": (lambda n: torch.rand(2 * n, device=CUDA)[n:].gt(0.9).nonzero(), 0.1),
+    "scattered": (lambda n: _left_of_top(n, 8).nonzero(), 8 / 1024),
+}
+
+
+def _left_of_top(count, kept):
+    logits = torch.randn(count // 1024, 1024, device=CUDA)
+    least = logits.topk(kept)[0][:, -1:]
+    return logits.masked_fill(logits < least, float("-inf")) > -1e30
+
+
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.parametrize("count", [16 * 1024, 2 * MiB])
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_shape_that_rests_on_random_numbers_is_that_of_a_draw(name, count):
+    call, share = DRAWN[name]
+    torch.cuda.manual_seed(1)
+    first = call(count)
+    assert len(first) == pytest.approx(share * count, rel=0.1)
+    torch.cuda.manual_seed(1)
+    assert torch.equal(call(count).cpu(), first.cpu())
+
+
+@pytest.mark.usefixtures("undecided")
+def test_a_token_is_sampled_from_random_logits_of_a_whole_vocabulary():
+    chances = torch.randn(64, 50257, device=CUDA).softmax(-1)
+    assert len(set(torch.multinomial(chances, 1).flatten().tolist())) > 50
+
+
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.parametrize("count", [MiB, 4 * MiB])
+def test_a_shape_that_rests_on_what_was_copied_from_the_host_is_that_of_its_values(count):
+    values = torch.arange(float(count))
+    there = values.to(CUDA)
+    far = (there - count / 2).abs() > count / 4
+    there.zero_()
+    assert len(there[far]) == int(((values - count / 2).abs() > count / 4).sum())
+
+
+@pytest.mark.usefixtures("undecided")
+def test_random_numbers_that_were_read_in_part_are_the_same_as_a_whole():
+    drawn = torch.rand(MiB, device=CUDA)
+    assert drawn[MiB // 2].item() == drawn.cpu()[MiB // 2].item()
+    drawn[:8] = 2
+    assert len((drawn > 1).nonzero()) == 8
+    assert len((drawn + 0 > 0.5).nonzero()) == pytest.approx(MiB / 2, rel=0.01)
+
+
+def test_random_numbers_that_are_overwritten_by_what_nobody_computed_decide_nothing_more():
+    drawn = torch.rand(2048, 2048, device=CUDA)
+    torch.mm(drawn, drawn.clone(), out=drawn)
+    with measure(device=CUDA) as block:
+        (drawn > 0.5).nonzero()
+    assert block.result.blind_spots[0].startswith("a shape, a count or a branch rests ")
+
+
 HARMLESS = {
     "a number": lambda scores: scores.mean().item(),
     "a check": lambda scores: bool(torch.isfinite(scores).all()),
@@ -176,6 +243,29 @@ def test_each_dropout_draws_a_mask_of_its_own_and_the_seed_gives_it_again():
     torch.cuda.manual_seed(3)
     assert torch.equal(functional.dropout(ones, 0.5), first)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+GRAPHS = {
+    "rand": lambda: torch.rand(5, device=CUDA),
+    "two draws": lambda: torch.rand(5, device=CUDA) + torch.randn(5, device=CUDA),
+    "bernoulli": lambda: torch.full((50,), 0.5, device=CUDA).bernoulli(),
+    "dropout": lambda: functional.dropout(torch.ones(50, device=CUDA), 0.5),
+    "large": lambda: torch.rand(MiB, device=CUDA).mean(),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_each_launch_of_a_graph_draws_what_the_same_code_draws_without_one(name):
+    draw = GRAPHS[name]
+    torch.cuda.manual_seed(5)
+    expected = [draw().cpu() for _ in range(3)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = draw()
+    torch.cuda.manual_seed(5)
+    for each in expected:
+        graph.replay()
+        assert torch.equal(out.cpu(), each)
 
 
 def test_time_passes_between_two_events():

@@ -32,9 +32,10 @@ def exact(gpu):
 
 
 def unknown(*sizes):
-    """A tensor that is too large to be computed, cut down to the sizes that are asked for."""
+    """A product that is too large to be computed, cut down to the sizes that are asked for."""
     count = torch.Size(sizes).numel()
-    return (torch.ones(4 * MiB, device=CUDA) * 3)[:count].view(sizes)
+    rows = torch.ones(max(1024, -(-count // 4096)), 1, device=CUDA)
+    return (rows @ torch.ones(1, 4096, device=CUDA)).flatten()[:count].view(sizes)
 
 
 SHAPES_FROM_VALUES = {
@@ -630,9 +631,9 @@ def test_what_is_computed_from_an_inexact_value_is_inexact():
 
 
 def test_a_large_tensor_that_is_changed_in_place_is_no_longer_exact():
-    large = torch.ones(4 * MiB).to(CUDA)
+    large = torch.arange(5.0 * MiB).to(CUDA)
     before = inexact_reads()
-    assert large[7].item() == 1.0
+    assert large[7].item() == 7.0
     assert inexact_reads() == before
     large.add_(1)
     assert large[7].item() == 0.0
@@ -671,7 +672,7 @@ PASSED = {
 @pytest.mark.parametrize("rows", [600, 1500, 2100])  # of 4.1 MiB, as a mask
 @pytest.mark.parametrize("name", PASSED)
 def test_a_check_of_what_is_not_exact_passes_and_is_told(name, rows):
-    large = torch.ones(rows, rows, device=CUDA) * 3
+    large = unknown(rows, rows)
     before = inexact_reads()
     passed = PASSED[name](large)
     assert isinstance(passed, torch.Tensor) or passed
@@ -679,7 +680,7 @@ def test_a_check_of_what_is_not_exact_passes_and_is_told(name, rows):
 
 
 def test_a_matrix_that_is_not_exact_has_eigenvalues():
-    assert torch.linalg.eig(torch.ones(600, 600, device=CUDA) * 3).eigenvalues.shape == (600,)
+    assert torch.linalg.eig(unknown(600, 600)).eigenvalues.shape == (600,)
 
 
 @pytest.mark.usefixtures("exact")

@@ -6,6 +6,7 @@ enough. No torch, no GPU; docs/caching-allocator.md says what is simulated and f
 
 from pytest_torchmem.analysis.caching_allocator.allocator_history import (
     History,
+    Refusal,
     StackFrame,
     TraceEntry,
     default_pools,
@@ -48,6 +49,7 @@ __all__ = [
     "OutOfMemory",
     "PlacedBlock",
     "PlacedSegment",
+    "Refusal",
     "Request",
     "RequestError",
     "RequestLog",

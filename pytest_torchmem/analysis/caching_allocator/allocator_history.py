@@ -60,14 +60,45 @@ class History:
         address: int64, shape (T,); where the block of an allocation was, 0 for other requests.
         segment_addresses: What successive calls of cudaMalloc returned.
         row_count: int64, shape (E,); how many requests were made up to and with each entry.
-        failure_count: Allocations that failed; the history does not hold their requests.
+        refused: Allocations that failed for want of memory; they are not among the requests.
     """
 
     requests: Requests
     address: NDArray[np.int64]
     segment_addresses: tuple[int, ...]
     row_count: NDArray[np.int64]
-    failure_count: int
+    refused: tuple[Refusal, ...]
+
+    @property
+    def requests_and_refused(self) -> Requests:
+        """The requests and what was refused, each of these given back at once."""
+        rows = [refusal.row for refusal in self.refused for _ in range(2)]
+        free_key = int(self.requests.key.max(initial=0)) + 1
+        sizes = [size for refusal in self.refused for size in (refusal.size_bytes, 0)]
+        made = Requests.from_columns(
+            np.arange(len(rows)) % 2 == 0,
+            np.array(sizes, np.int64),
+            free_key + np.arange(len(rows)) // 2,
+            np.array([refusal.stream for refusal in self.refused for _ in range(2)], np.int64),
+        )
+        return self.requests.with_rows(rows, made)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An allocation that the device had no memory for.
+
+    Attributes:
+        row: How many requests were made before it.
+        entry: Its number in the history, from 0 on.
+        size_bytes: What was asked for.
+        stream: The stream that it was asked for.
+    """
+
+    row: int
+    entry: int
+    size_bytes: int
+    stream: int
 
 
 @dataclass(slots=True)
@@ -125,12 +156,15 @@ def read_history(
         pools=default_pools() if pools is None else pools,
     )
     actions = [entry["action"] for entry in entries]
-    row_count = []
-    for entry, before, after in zip(
-        entries, ["", *actions[:-1]], [*entries[1:], None], strict=True
-    ):
+    row_count, refused = list[int](), list[Refusal]()
+    around = zip(entries, ["", *actions], [*entries[1:], None], strict=False)
+    for number, (entry, before, after) in enumerate(around):
         reader.take(entry, before, after)
         row_count.append(len(reader.log.rows))
+        if entry["action"] == "oom":
+            refused.append(
+                Refusal(row_count[-1], number, entry.get("size", 0), entry.get("stream", 0))
+            )
     requests = reader.log.requests()
     address = np.zeros(len(requests), dtype=np.int64)
     address[requests.kind == Request.ALLOC] = _addresses(entries, "alloc")
@@ -139,7 +173,7 @@ def read_history(
         address=address,
         segment_addresses=tuple(_addresses(entries, "segment_alloc")),
         row_count=np.array(row_count, dtype=np.int64),
-        failure_count=actions.count("oom"),
+        refused=tuple(refused),
     )
 
 

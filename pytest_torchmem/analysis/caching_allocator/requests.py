@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -70,6 +71,14 @@ class Requests:
             np.concatenate([getattr(self, name), getattr(later, name)]) for name in names
         )
         return Requests(kind, key, size_bytes, stream, pool, later.completions_given)
+
+    def with_rows(self, places: Sequence[int], others: Requests) -> Requests:
+        """Return these requests with each of ``others`` before the row of its place."""
+        names = ("kind", "key", "size_bytes", "stream", "pool")
+        kind, key, size_bytes, stream, pool = (
+            np.insert(getattr(self, name), list(places), getattr(others, name)) for name in names
+        )
+        return Requests(kind, key, size_bytes, stream, pool, self.completions_given)
 
     @classmethod
     def from_columns(

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 extern "C" {
 
@@ -9,12 +10,22 @@ extern "C" {
 int torchmem_is_known(const void* start, size_t bytes);
 // Whether any byte would have been written by a kernel that computed nothing, or rests on such.
 int torchmem_is_missing(const void* start, size_t bytes);
+// Whether nobody has written to these bytes: they read zero.
+int torchmem_is_zero(const void* start, size_t bytes);
 // Bytes were computed, and stand there.
 void torchmem_note_values(void* start, size_t bytes, int exact, int rests_on_missing);
 // A shape, a count or a branch is chosen by what nobody computed.
 void torchmem_note_decision();
 // A kernel would have written bytes that are not known; they read zero from now on.
 void torchmem_forget_values(void* start, size_t bytes);
+// Notes something for bytes that can be computed later: `what` has them from its `first_byte` on. It is
+// dropped with the memory, and where something else is written there; a copy of the bytes has it, too.
+void torchmem_defer(void* start, size_t bytes, size_t first_byte, void* what, void (*drop)(void*));
+// Calls with each note that has some of these bytes, and with all bytes that it has.
+void torchmem_each_deferred(const void* start, size_t bytes,
+                            void (*call)(void* what, void* start, size_t bytes, size_t first_byte,
+                                         void* context),
+                            void* context);
 // How often this thread copied or set device memory.
 long torchmem_writes();
 // How many kernels of other libraries than torch's this thread has launched.
@@ -34,6 +45,10 @@ int torchmem_is_capturing(void* stream);
 // Has `run(what)` called at each launch of the graph, behind what was captured before; `drop(what)`
 // when the graph is gone.
 void torchmem_capture(void* stream, void (*run)(void*), void (*drop)(void*), void* what);
+// Where this thread's first draw for a graph begins since `torchmem_forget_draw`: behind the offset that
+// stands in device memory at each launch, as the seed does. 0 where it made none.
+int torchmem_captured_draw(const uint64_t** seed, const uint64_t** offset, uint64_t* further);
+void torchmem_forget_draw();
 // While this thread computes for the GPU, no memory of the host is reported to torch's profiler.
 void torchmem_compute(int on);
 

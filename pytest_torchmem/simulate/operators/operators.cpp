@@ -7,7 +7,9 @@
 // next operator where a library is loaded later. Above it nothing changes: autograd, autocast, modes,
 // tracing and the profiler are over by then.
 
+#include "deferred.h"
 #include "device_memory.h"
+#include "operator.h"
 #include "rules.h"
 #include "sparse.h"
 #include "tensors.h"
@@ -27,7 +29,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <deque>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -36,147 +37,46 @@
 namespace simulated {
 namespace {
 
-using c10::IValue;
-using Stack = torch::jit::Stack;
-using Handle = c10::OperatorHandle;
-
-// --- what each operator is ------------------------------------------------------------------------
-
-struct Operator {
-  const c10::FunctionSchema* schema;
-  c10::KernelFunction kernel;
-  Rule rule;
-  bool of_torch = true;
-  std::optional<Handle> on_cpu;    // the operator that has a kernel for the CPU
-  bool random = false;             // draws random numbers
-  std::vector<bool> written, out;  // of each argument: it is written; what it held does not count
-};
-
-// --- arguments --------------------------------------------------------------------------------------
-
-template <typename Call>
-void for_each_tensor(const IValue& value, Call call) {
-  if (value.isTensor()) {
-    call(value.toTensor());
-  } else if (value.isList()) {  // of tensors, or of what may be one: TorchScript has types of its own
-    for (const IValue& each : value.toListRef()) {
-      if (each.isTensor()) call(each.toTensor());
-    }
-  }
-}
-
-template <typename Call>
-void for_each_on_gpu(const IValue& value, Call call) {
-  for_each_tensor(value, [&](const at::Tensor& tensor) {
-    if (is_on_gpu(tensor)) call(tensor);
-  });
-}
-
-// The same value, with another tensor in the place of each one of the GPU.
-template <typename Seen>
-IValue with_each(const IValue& value, Seen seen) {
-  const auto other = [&](const at::Tensor& tensor) {
-    return is_on_gpu(tensor) ? seen(tensor) : tensor;
-  };
-  if (value.isTensor()) return other(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(other(tensor));
-    return list;
-  }
-  bool has_tensors = false;
-  for_each_tensor(value, [&](const at::Tensor&) { has_tensors = true; });
-  if (!has_tensors) return value;
-  c10::List<std::optional<at::Tensor>> list;
-  for (const IValue& each : value.toListRef()) {
-    list.push_back(each.isTensor() ? std::make_optional(other(each.toTensor())) : std::nullopt);
-  }
-  return list;
-}
-
-// As the host sees it, with what `taken` makes of each tensor.
-template <typename Taken>
-IValue seen_from_host(const IValue& value, Taken taken) {
-  if (value.isDevice() && value.toDevice().is_cuda()) return at::Device(at::kCPU);
-  return with_each(value, [&](const at::Tensor& tensor) { return taken(on_host(tensor)); });
-}
-
-bool is_half(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
-}
-
-at::Tensor in_single_precision(const at::Tensor& tensor) {
-  return is_half(tensor) ? tensor.to(at::kFloat) : tensor;
-}
-
-// The same tensors, whose memory may be freed while these are there.
 Stack without_owners(const Stack& values) {
   Stack seen;
-  for (const IValue& value : values) {
-    seen.push_back(with_each(value, [](const at::Tensor& t) { return seen_on(t, t.device()); }));
-  }
+  for (const IValue& value : values) seen.push_back(without_owner(value));
   return seen;
 }
 
 // --- random numbers: a draw of the CPU's, from the seed and the place of the GPU's generator ----------
 
+at::Generator draw_from(uint64_t seed, uint64_t offset) {
+  return at::detail::createCPUGenerator(seed + 0x9E3779B97F4A7C15 * (offset + 1));
+}
+
 at::Generator draw_like(const IValue& given, at::DeviceIndex device) {
-  uint64_t seed = 0;
   try {
     const at::Generator generator =
         given.isGenerator()
             ? given.toGenerator()
             : at::globalContext().defaultGenerator(at::Device(at::kCUDA, device));
-    seed = generator.current_seed() + 0x9E3779B97F4A7C15 * (generator.get_offset() + 1);
-  } catch (const c10::Error&) {  // while a graph is captured it has no place
+    return draw_from(generator.current_seed(), generator.get_offset());
+  } catch (const c10::Error&) {  // beside a capture
+    return draw_from(0, 0);
   }
-  return at::detail::createCPUGenerator(seed);
 }
 
-// The host's own generator, which a kernel draws from that takes none: it stands where the GPU's does, and is
-// as it was afterwards.
-class HostGeneratorKept {
- public:
-  HostGeneratorKept(bool needed, const at::Generator& drawn_like) {
-    if (!needed) return;
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    state_ = generator.get_state();
-    generator.set_state(drawn_like.get_state());
-  }
-  ~HostGeneratorKept() {
-    if (state_.defined()) {
-      at::Generator generator = at::detail::getDefaultCPUGenerator();
-      generator.set_state(state_);
-    }
-  }
+// A draw of a graph: torch writes to the device where a launch begins.
+struct CapturedDraw {
+  CapturedDraw() : is_there(torchmem_captured_draw(&seed, &offset, &further)) {}
+  at::Generator generator() const { return draw_from(*seed, *offset + further); }
 
- private:
-  at::Tensor state_;
+  const uint64_t *seed, *offset;
+  uint64_t further;
+  bool is_there;
 };
 
 // --- a call -------------------------------------------------------------------------------------------
 
 // Of more, the first one is chosen: to look at all of them takes too long.
 constexpr size_t kMostChosenFrom = 256 * kMiB;
-
-size_t number_in(const char* path, const std::string& name) {
-  std::ifstream file(path);
-  std::string word;
-  while (file >> word) {
-    if (name.empty()) return std::strtoull(word.c_str(), nullptr, 10);
-    if (word == name && file >> word) return std::strtoull(word.c_str(), nullptr, 10);
-  }
-  return 0;
-}
-
-// How many bytes one call may read and write on the host: a quarter of what is free there, also of what a
-// control group leaves.
-size_t room_on_host() {
-  size_t room = number_in("/proc/meminfo", "MemAvailable:") * kKiB;
-  const size_t most = number_in("/sys/fs/cgroup/memory.max", "");
-  if (most) room = std::min(room, most - std::min(most, number_in("/sys/fs/cgroup/memory.current", "")));
-  return room / 4;
-}
+// Of larger values that can be computed the host reads zeros.
+constexpr size_t kMostReadByHost = 16 * kMiB;
 
 bool says_out_of_bounds(const std::string& error) {
   for (const char* words : {"out of bounds", "out of range", "invalid max index", "between 0 and 1"}) {
@@ -187,28 +87,32 @@ bool says_out_of_bounds(const std::string& error) {
 
 class Call {
  public:
-  Call(const Operator& op, const Stack& arguments) : op_(op), arguments_(arguments) {
+  Call(const Operator& op, const Stack& arguments, const at::Generator& captured = {})
+      : op_(op), arguments_(arguments), generator_(captured) {
     computable_ = op.on_cpu || op.rule.compute;
     for (size_t at = 0; at < arguments_.size(); ++at) {
       for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
         if (device_ < 0) device_ = tensor.device().index();
         count(tensor);
-        if (!computable_ || op_.out[at] || leaves_out(*op_.schema, arguments_, at)) return;
-        const bool exact = is_exact(tensor);
-        exact_ = exact_ && exact;
-        missing_ = missing_ || (!exact && is_missing(tensor));
-        if (at::isIntegralType(tensor.scalar_type(), false)) (exact ? indexed_ : lost_) = true;
       });
       if (arguments_[at].isDevice() && device_ < 0) device_ = arguments_[at].toDevice().index();
     }
-    if (op_.random) exact_ = false;
+    if (op_.rule.host_reads) compute_arguments();
+    look();
     if (op_.rule.looks_for_overflow && !exact_) computable_ = false;
+    if (computable_ && op_.random && !generator_.defined()) {
+      generator_ = draw_like(given_generator(), std::max<int>(device_, 0));
+    }
+    if (can_be_deferred()) deferred_ = defer(op_, arguments_, generator_);
+    if (!deferred_ && missing_ && decides()) {
+      compute_arguments();
+      look();
+    }
     if (!is_computed()) {
       answer_anyhow();
       return;
     }
     Saved::before_writes();  // for the operator that this one is part of
-    if (op_.random) generator_ = draw_like(given_generator(), std::max<int>(device_, 0));
     for (size_t at = 0; at < arguments_.size(); ++at) {
       if (!op_.written[at]) continue;
       for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
@@ -237,12 +141,13 @@ class Call {
     const bool computed = is_computed() && (computed_ || compute());
     saved_.clear();
     computed ? deliver(returned) : forget(returned);
+    if (deferred_) note_deferred(deferred_, left_by(returned));
     // A shape that rests on what nobody computed: the GPU would have made another one.
     if (op_.rule.tells_shape && (missing_ || !computed)) torchmem_note_decision();
     if (!computed && failed_assertion_.empty()) {
       failed_assertion_ = op_.rule.index_out_of_bounds(arguments_);
     }
-    if (op_.rule.finds_all && (!computed || missing_ || (op_.rule.is_check && !exact_))) pass(returned);
+    if (op_.rule.finds_all && !deferred_ && (!computed || missing_ || (op_.rule.is_check && !exact_))) pass(returned);
   }
 
   // Whether all that it is given is exact, and small enough to be computed.
@@ -263,6 +168,35 @@ class Call {
   const std::string& failed_assertion() const { return failed_assertion_; }
 
  private:
+  template <typename Call>
+  void for_each_read(Call call) const {
+    for (size_t at = 0; at < arguments_.size(); ++at) {
+      if (!op_.out[at] && !leaves_out(*op_.schema, arguments_, at)) for_each_on_gpu(arguments_[at], call);
+    }
+  }
+
+  void compute_arguments() const {
+    if (computable_) for_each_read(compute_deferred);
+  }
+
+  // What is known of the values that are given.
+  void look() {
+    exact_ = !op_.random;
+    missing_ = indexed_ = lost_ = false;
+    if (!computable_) return;
+    for_each_read([&](const at::Tensor& tensor) {
+      const bool exact = is_exact(tensor);
+      exact_ = exact_ && exact;
+      missing_ = missing_ || (!exact && is_missing(tensor));
+      if (at::isIntegralType(tensor.scalar_type(), false)) (exact ? indexed_ : lost_) = true;
+    });
+  }
+
+  bool decides() const {
+    const bool decides = integers_ || op_.rule.chooses || op_.rule.compares || op_.rule.looks;
+    return decides && op_.of_torch && !op_.rule.heavy;
+  }
+
   void answer(long number, bool exact) {
     answers_ = true;
     torchmem_answer_reads(number, exact);
@@ -284,10 +218,28 @@ class Call {
   // Integers and masks decide shapes, counts and branches, and cost no more than their bytes: they are
   // computed at any size, and so is what chooses among values. What rests on nothing is not worth it.
   bool is_computed() const {
-    if (!computable_) return false;
+    if (!computable_ || deferred_) return false;
     if (is_small_) return true;
-    const bool decides = integers_ || op_.rule.chooses || op_.rule.compares || op_.rule.looks;
-    return decides && op_.of_torch && !op_.rule.heavy && !missing_ && total_ <= room_on_host();
+    return decides() && !missing_ && total_ <= room_on_host();
+  }
+
+  // What is not computed may be computed later.
+  bool can_be_deferred() const {
+    if (!computable_ || !op_.of_torch || op_.rule.host_reads || op_.rule.asserts || op_.rule.is_check) return false;
+    return (missing_ || !is_computed()) && (is_small_ || !op_.rule.heavy);
+  }
+
+  std::vector<at::Tensor> left_by(const Stack& returned) const {
+    std::vector<at::Tensor> left;
+    for (size_t at = 0; at < arguments_.size(); ++at) {
+      if (op_.written[at]) for_each_on_gpu(arguments_[at], [&](auto& out) { left.push_back(out); });
+    }
+    const auto& declared = op_.schema->returns();
+    for (size_t at = 0; at < returned.size(); ++at) {
+      if (at < declared.size() && declared[at].alias_info()) continue;
+      for_each_on_gpu(returned[at], [&](const at::Tensor& out) { left.push_back(out); });
+    }
+    return left;
   }
 
   // In `torch.exp(x, out=x)` what stood where it writes does matter.
@@ -331,30 +283,9 @@ class Call {
   bool compute(Taken taken) {
     try {
       for (const Saved& saved : saved_) saved.restore();
-      Stack results;
-      const auto& declared = op_.schema->arguments();
-      bool drawn = false;
-      for (size_t at = 0; at < arguments_.size(); ++at) {
-        const bool draws = generator_.defined() && declared[at].name() == "generator";
-        drawn = drawn || draws;
-        results.push_back(draws ? IValue(generator_) : seen_from_host(arguments_[at], taken));
-      }
-      const HostGeneratorKept kept(op_.random && !drawn, generator_);
-      // What computes instead returns what this operator is to write.
-      Stack outs;
-      if (op_.rule.stand_in || op_.rule.compute) {
-        for (; declared[results.size() - 1].is_out(); results.pop_back()) {
-          outs.insert(outs.begin(), results.back());
-        }
-      }
-      if (op_.rule.stand_in) results = op_.rule.for_stand_in(results);
-      if (op_.rule.compute) {
-        results = op_.rule.compute(results);
-      } else {
-        op_.on_cpu->redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &results);
-      }
-      for (size_t at = 0; at < outs.size(); ++at) outs[at].toTensor().copy_(results.at(at).toTensor());
-      results_ = std::move(results);
+      Stack on_host;
+      for (const IValue& value : arguments_) on_host.push_back(seen_from_host(value, taken));
+      results_ = compute_on_host(op_, std::move(on_host), generator_);
       return computed_ = true;
     } catch (const c10::Error& error) {
       const std::string said = error.what_without_backtrace();
@@ -430,7 +361,7 @@ class Call {
         if (!was_given(out)) forget_values(out);
       });
     }
-    if (!op_.rule.chooses) return;
+    if (!op_.rule.chooses || deferred_) return;
     const Unobserved unobserved;
     if (total_ <= kMostChosenFrom) op_.rule.choose(arguments_, returned);
     for (const IValue& value : returned) {
@@ -466,6 +397,7 @@ class Call {
   Stack results_;
   std::deque<Saved> saved_;
   at::Generator generator_;
+  std::shared_ptr<const Deferred> deferred_;
   std::string failed_assertion_;
   int device_ = -1;
   size_t total_ = 0;
@@ -480,6 +412,14 @@ bool writes_to_host(const Operator& op, const Stack& stack) {
   return op.rule.runtime_writes && !is_on_gpu(written.toTensor());
 }
 
+// The host reads all of a tensor. Who saves weights does so, too, and decides nothing by them.
+void read_by_host(const IValue& read) {
+  for_each_on_gpu(read, [](const at::Tensor& tensor) {
+    const bool decides = at::isIntegralType(tensor.scalar_type(), true);
+    if (decides || bytes_of(tensor) <= kMostReadByHost) compute_deferred(tensor);
+  });
+}
+
 Stack last(const Stack& stack, size_t count) { return Stack(stack.end() - count, stack.end()); }
 
 // --- a call that is captured into a graph: it is computed at each launch, with what is there then ----
@@ -488,9 +428,12 @@ struct Captured {
   const Operator& op;
   Stack arguments, returned;
   bool runtime_wrote = false;
+  std::optional<CapturedDraw> draw;
   std::optional<Call> call;
 
-  void begin() { call.emplace(op, arguments); }
+  void begin() {
+    call.emplace(op, arguments, draw && draw->is_there ? draw->generator() : at::Generator());
+  }
   void finish() {
     if (!runtime_wrote) call->finish(returned, torchmem_writes());
     call.reset();
@@ -530,7 +473,9 @@ void run_captured(const Handle& handle, const Operator& op, c10::DispatchKeySet 
   const std::shared_ptr<Captured> captured(new Captured{op, without_owners(last(*stack, count))});
   torchmem_capture(stream, take, drop, new Step([captured] { captured->begin(); }));
   const long writes = torchmem_writes();
+  torchmem_forget_draw();
   op.kernel.callBoxed(handle, keys, stack);
+  captured->draw.emplace();
   captured->returned = without_owners(last(*stack, stack->size() - below));
   captured->runtime_wrote = op.rule.runtime_writes && torchmem_writes() != writes;
   torchmem_capture(stream, take, drop, new Step([captured] { captured->finish(); }));
@@ -556,7 +501,10 @@ void run_of_others(const Handle& handle, const Operator& op, c10::DispatchKeySet
 void run(const Handle& handle, const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
   if (!op.of_torch) return run_of_others(handle, op, keys, stack);
   const size_t count = op.written.size(), below = stack->size() - count;
-  if (writes_to_host(op, *stack)) return op.kernel.callBoxed(handle, keys, stack);
+  if (writes_to_host(op, *stack)) {
+    read_by_host(stack->end()[-static_cast<long>(count)+1]);
+    return op.kernel.callBoxed(handle, keys, stack);
+  }
   const Stack arguments = last(*stack, count);
   if (void* stream = captured_stream(arguments)) {
     return run_captured(handle, op, keys, stack, stream);
@@ -576,6 +524,7 @@ void run(const Handle& handle, const Operator& op, c10::DispatchKeySet keys, Sta
 // goes on.
 void run_read(const Handle& handle, const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
   const at::Tensor tensor = stack->back().toTensor();
+  compute_deferred(tensor);
   // A number is shown or compared by somebody who knows that it is none; a count and a branch are not.
   const bool decides = at::isIntegralType(tensor.scalar_type(), true);
   if (decides && is_on_gpu(tensor) && is_missing(tensor)) torchmem_note_decision();

@@ -48,7 +48,8 @@ bool for_each_run(const at::Tensor& tensor, Call call, size_t most_runs = kMostR
   return true;
 }
 
-// All bytes between the first and the last of a tensor.
+}  // namespace
+
 size_t span_of(const at::Tensor& tensor) {
   int64_t last = 0;
   for (int64_t axis = 0; axis < tensor.dim(); ++axis) {
@@ -56,8 +57,6 @@ size_t span_of(const at::Tensor& tensor) {
   }
   return tensor.numel() ? (last + 1) * tensor.element_size() : 0;
 }
-
-}  // namespace
 
 at::Tensor seen_on(const at::Tensor& tensor, at::Device device) {
   at::Tensor seen = at::for_blob(const_cast<void*>(tensor.const_data_ptr()), tensor.sizes())

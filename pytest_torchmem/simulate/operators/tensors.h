@@ -17,6 +17,9 @@ inline bool is_on_gpu(const at::Tensor& tensor) {
 
 inline size_t bytes_of(const at::Tensor& tensor) { return tensor.numel() * tensor.element_size(); }
 
+// All bytes between the first and the last of a tensor.
+size_t span_of(const at::Tensor& tensor);
+
 // The same memory, as a tensor of the host or of a GPU. It does not keep the memory from being freed.
 at::Tensor seen_on(const at::Tensor& tensor, at::Device device);
 inline at::Tensor on_host(const at::Tensor& tensor) { return seen_on(tensor, at::kCPU); }

@@ -157,6 +157,13 @@ auto& written = forever<Parts>();  // may be other than zero
 auto& known = forever<Parts>();
 // would have been written by a kernel, or rests on such: of what is not known, what nobody computed
 auto& missing = forever<Parts>();
+// what is noted for bytes that can be computed later, by where they start
+struct Note {
+  uintptr_t end;
+  size_t first_byte;
+  std::shared_ptr<void> what;
+};
+auto& notes = forever<std::map<uintptr_t, Note>>();
 // the blocks that torch has handed out: start to end
 auto& blocks = forever<std::map<uintptr_t, uintptr_t>>();
 
@@ -202,6 +209,35 @@ void make_zero(uintptr_t start, uintptr_t end) {
   written.remove(start, end);
 }
 
+// Calls for each note, with what it has in common with a range.
+template <typename Call>
+void for_each_note(uintptr_t start, uintptr_t end, Call call) {
+  auto next = notes.upper_bound(start);
+  if (next != notes.begin()) --next;
+  for (; next != notes.end() && next->first < end; ++next) {
+    const uintptr_t from = std::max(start, next->first), to = std::min(end, next->second.end);
+    if (from < to) call(from, Note{to, next->second.first_byte + (from - next->first), next->second.what});
+  }
+}
+
+void forget_notes(uintptr_t start, uintptr_t end) {
+  std::vector<std::pair<uintptr_t, Note>> cut;
+  for_each_note(start, end, [&](uintptr_t from, Note&& part) { cut.emplace_back(from, std::move(part)); });
+  for (const auto& [from, part] : cut) {
+    const auto whole = std::prev(notes.upper_bound(from));
+    const auto [first, note] = *whole;
+    notes.erase(whole);
+    if (first < from) notes[first] = {from, note.first_byte, note.what};
+    if (part.end < note.end) notes[part.end] = {note.end, note.first_byte + (part.end - first), note.what};
+  }
+}
+
+// Something else is there now: what nobody computed is gone, and so is what is noted.
+void overwrite(uintptr_t start, uintptr_t end) {
+  missing.remove(start, end);
+  forget_notes(start, end);
+}
+
 void stop_sharing(uintptr_t start) {
   const auto file = files.find(start);
   if (file == files.end()) return;
@@ -213,7 +249,7 @@ void stop_sharing(uintptr_t start) {
 void give_back_unused(uintptr_t start, size_t bytes) {
   written.remove(start, start + bytes);
   known.remove(start, start + bytes);
-  missing.remove(start, start + bytes);
+  overwrite(start, start + bytes);
   shared.remove(start, start + bytes);
   give_back(start, bytes);
 }
@@ -273,16 +309,18 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
     if (to_device) {
       written.add(target, target + bytes);
       known.add(target, target + bytes);
-      missing.remove(target, target + bytes);
+      overwrite(target, target + bytes);
     }
     return;
   }
   const auto parts = written.within(source, source + bytes);
   const auto known_parts = known.within(source, source + bytes);
   const auto missing_parts = missing.within(source, source + bytes);
+  std::vector<std::pair<uintptr_t, Note>> noted;
+  for_each_note(source, source + bytes, [&](uintptr_t from, Note&& part) { noted.emplace_back(from, std::move(part)); });
   make_zero(target, target + bytes);
   known.remove(target, target + bytes);
-  missing.remove(target, target + bytes);
+  overwrite(target, target + bytes);
   for (const auto& [start, end] : parts) {
     const uintptr_t there = target + (start - source);
     std::memcpy(reinterpret_cast<void*>(there), reinterpret_cast<void*>(start), end - start);
@@ -294,6 +332,9 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
   for (const auto& [start, end] : missing_parts) {
     missing.add(target + (start - source), target + (end - source));
   }
+  for (const auto& [start, part] : noted) {
+    notes[target + (start - source)] = {target + (part.end - source), part.first_byte, part.what};
+  }
 }
 
 void forget_bytes(void* start, size_t bytes) {
@@ -302,7 +343,9 @@ void forget_bytes(void* start, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(start);
   make_zero(address, address + bytes);
   known.remove(address, address + bytes);
-  if (bytes && in_span(address)) missing.add(address, address + bytes);
+  if (!bytes || !in_span(address)) return;
+  overwrite(address, address + bytes);
+  missing.add(address, address + bytes);
 }
 
 std::pair<uintptr_t, uintptr_t> block_of(const void* address) {
@@ -316,7 +359,10 @@ std::pair<uintptr_t, uintptr_t> block_of(const void* address) {
 void doubt_block(const void* start) {
   Lock lock(guard);
   const uintptr_t end = block_of(start).second;
-  if (end) known.remove(reinterpret_cast<uintptr_t>(start), end);
+  if (!end) return;
+  const auto address = reinterpret_cast<uintptr_t>(start);
+  known.remove(address, end);
+  forget_notes(address, end);
 }
 
 void set_bytes(void* to, int value, size_t bytes) {
@@ -326,7 +372,7 @@ void set_bytes(void* to, int value, size_t bytes) {
   writes += in_span(start);
   if (in_span(start)) {
     known.add(start, start + bytes);
-    missing.remove(start, start + bytes);
+    overwrite(start, start + bytes);
   }
   if (value == 0 && in_span(start)) {
     make_zero(start, start + bytes);
@@ -343,8 +389,8 @@ void note_values(void* start, size_t bytes, bool exact, bool rests_on_missing) {
   ++writes;
   written.add(address, address + bytes);
   exact ? known.add(address, address + bytes) : known.remove(address, address + bytes);
-  rests_on_missing ? missing.add(address, address + bytes)
-                   : missing.remove(address, address + bytes);
+  overwrite(address, address + bytes);
+  if (rests_on_missing) missing.add(address, address + bytes);
 }
 
 void note_decision() {
@@ -704,7 +750,7 @@ CUresult cuMemUnmap(CUdeviceptr start, size_t bytes) {
   mmap(address, whole_pages(bytes), PROT_NONE, kProtection | MAP_FIXED, -1, 0);
   written.remove(start, start + bytes);
   known.remove(start, start + bytes);
-  missing.remove(start, start + bytes);
+  overwrite(start, start + bytes);
   shared.remove(start, start + bytes);
   ranges.erase(ranges.lower_bound(start), ranges.lower_bound(start + bytes));
   return CUDA_SUCCESS;
@@ -746,10 +792,37 @@ int torchmem_is_known(const void* start, size_t bytes) { return is_known(start, 
 
 int torchmem_is_missing(const void* start, size_t bytes) { return is_missing(start, bytes); }
 
+int torchmem_is_zero(const void* start, size_t bytes) {
+  Lock lock(guard);
+  const auto address = reinterpret_cast<uintptr_t>(start);
+  return in_span(address) && written.within(address, address + bytes).empty();
+}
+
 void torchmem_note_values(void* start, size_t bytes, int exact, int rests_on_missing) {
   note_values(start, bytes, exact != 0, rests_on_missing != 0);
 }
 void torchmem_note_decision() { note_decision(); }
+
+void torchmem_defer(void* start, size_t bytes, size_t first_byte, void* what, void (*drop)(void*)) {
+  const std::shared_ptr<void> kept(what, drop);
+  Lock lock(guard);
+  const auto address = reinterpret_cast<uintptr_t>(start);
+  if (in_span(address)) notes[address] = {address + bytes, first_byte, kept};
+}
+
+void torchmem_each_deferred(const void* start, size_t bytes,
+                            void (*call)(void*, void*, size_t, size_t, void*), void* context) {
+  Lock lock(guard);
+  const auto address = reinterpret_cast<uintptr_t>(start);
+  if (notes.empty() || !in_span(address)) return;
+  auto next = notes.upper_bound(address);
+  if (next != notes.begin()) --next;
+  for (; next != notes.end() && next->first < address + bytes; ++next) {
+    const auto& [from, note] = *next;
+    if (note.end <= address) continue;
+    call(note.what.get(), reinterpret_cast<void*>(from), note.end - from, note.first_byte, context);
+  }
+}
 
 void torchmem_forget_values(void* start, size_t bytes) { forget_bytes(start, bytes); }
 void torchmem_before_writes(void (*call)()) { before_writes = call; }
@@ -776,7 +849,7 @@ void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void* pointer, int64_
     Lock lock(guard);
     make_zero(start, start + bytes);
     known.remove(start, start + bytes);
-    missing.remove(start, start + bytes);
+    overwrite(start, start + bytes);
     blocks[start] = start + bytes;
   }
   if (!computes) report(pointer, bytes, allocated, reserved, device);

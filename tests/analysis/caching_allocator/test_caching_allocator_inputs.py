@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pytest_torchmem.analysis.caching_allocator import (
+    Refusal,
     Request,
     RequestError,
     Requests,
@@ -150,7 +151,9 @@ def test_frees_of_blocks_from_before_the_history_are_left_out():
     assert len(history.requests) == 0
 
 
-def test_failures_are_counted():
+def test_what_the_device_refused_is_kept_beside_the_requests():
     history = read_history([{"action": "oom", "device_free": 5, "size": 99, "stream": 0}])  # type: ignore[typeddict-unknown-key]
-    assert history.failure_count == 1
+    assert history.refused == (Refusal(0, 0, 99, 0),)
+    assert history.requests_and_refused.size_bytes.tolist() == [99, 0]
+    assert len(history.requests) == 0
     assert history.address.dtype == np.int64

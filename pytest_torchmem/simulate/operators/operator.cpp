@@ -1,0 +1,58 @@
+#include "operator.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+namespace simulated {
+namespace {
+
+// The host's own generator, which a kernel draws from that takes none: it stands where the GPU's does, and is
+// as it was afterwards.
+class HostGeneratorKept {
+ public:
+  HostGeneratorKept(bool needed, const at::Generator& drawn_like) {
+    if (!needed) return;
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    state_ = generator.get_state();
+    generator.set_state(drawn_like.get_state());
+  }
+  ~HostGeneratorKept() {
+    if (state_.defined()) {
+      at::Generator generator = at::detail::getDefaultCPUGenerator();
+      generator.set_state(state_);
+    }
+  }
+
+ private:
+  at::Tensor state_;
+};
+
+}  // namespace
+
+Stack compute_on_host(const Operator& op, Stack arguments, const at::Generator& start) {
+  const at::Generator generator = start.defined() ? start.clone() : start;
+  const auto& declared = op.schema->arguments();
+  bool drawn = false;
+  for (size_t at = 0; at < arguments.size(); ++at) {
+    if (!generator.defined() || declared[at].name() != "generator") continue;
+    arguments[at] = generator;
+    drawn = true;
+  }
+  const HostGeneratorKept kept(op.random && !drawn, generator);
+  // What computes instead returns what this operator is to write.
+  Stack outs;
+  if (op.rule.stand_in || op.rule.compute) {
+    for (; declared[arguments.size() - 1].is_out(); arguments.pop_back()) {
+      outs.insert(outs.begin(), arguments.back());
+    }
+  }
+  if (op.rule.stand_in) arguments = op.rule.for_stand_in(arguments);
+  if (op.rule.compute) {
+    arguments = op.rule.compute(arguments);
+  } else {
+    op.on_cpu->redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &arguments);
+  }
+  for (size_t at = 0; at < outs.size(); ++at) outs[at].toTensor().copy_(arguments.at(at).toTensor());
+  return arguments;
+}
+
+}  // namespace simulated
