@@ -123,6 +123,8 @@ SLOW = (
 #: a run that names them, their file or their folder has them.
 NIGHTLY: tuple[str, ...] = (
     "tests/cuda/test_caching_allocator_recordings.py::test_a_fresh_recording",
+    "tests/cuda/test_order_cuda.py::test_every_body_has_one_number_however_it_is_run[shuffled on",
+    "tests/cuda/test_order_cuda.py::test_every_body_has_one_number_however_it_is_run[alone]",
     "tests/simulate/test_examples_on_a_simulated_gpu.py",
     "tests/simulate/test_kernels_of_others_on_a_simulated_gpu.py",
     "tests/simulate/test_peaks_of_programs.py",
