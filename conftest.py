@@ -124,6 +124,7 @@ NIGHTLY: tuple[str, ...] = (
     "tests/cuda/test_caching_allocator_recordings.py::test_a_fresh_recording",
     "tests/simulate/test_examples_on_a_simulated_gpu.py",
     "tests/simulate/test_kernels_of_others_on_a_simulated_gpu.py",
+    "tests/simulate/test_operators_beside_the_cpu.py::test_each_other",
     "tests/simulate/test_peaks_of_programs.py",
     "tests/simulate/test_ranks_beside_each_other.py",
     "tests/simulate/test_started_again.py",

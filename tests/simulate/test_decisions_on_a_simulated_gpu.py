@@ -222,6 +222,26 @@ def test_a_tensor_that_was_filled_passes_its_check(count, dtype):
     assert not bool((filled != 7).any())
 
 
+KINDS = {  # the CPU has no kernel for these, or says of another number how long the result is
+    "a product in single precision": lambda x: (
+        torch.mm(x.bfloat16(), x.bfloat16().T, out_dtype=torch.float32) if x.is_cuda else x @ x.T
+    ),
+    "a transform in half precision": lambda x: (
+        torch.fft.fft2(x.half() if x.is_cuda else x).abs().float()
+    ),
+    "absolute truth": lambda x: (x > 3).abs() if x.is_cuda else x > 3,
+    "unique truth": lambda x: torch.unique(x > -1),
+    "unique columns": lambda x: torch.unique((x > 3).long(), dim=1),
+    "sparse rows": lambda x: (x * (x > 3)).to_sparse(1).to_dense(),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_of_numbers_that_only_a_gpu_takes_are_computed(name):
+    values, call = torch.arange(8.0).view(2, 4), KINDS[name]
+    torch.testing.assert_close(call(values.to(CUDA)).cpu(), call(values), rtol=0.01, atol=0.01)
+
+
 def test_half_precision_can_be_cast_within_a_softmax():
     values = torch.randn(4, 8).half()
     for call in (torch.softmax, torch.log_softmax):
