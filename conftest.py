@@ -53,6 +53,7 @@ SLOW = (
     "tests/analysis/caching_allocator/test_caching_allocator_properties.py",
     "tests/analysis/storages/test_attribution.py",
     "tests/analysis/storages/test_labels.py",
+    "tests/analysis/storages/test_one_answer.py",
     "tests/analysis/torch_view/test_torch_labels.py",
     "tests/cli/test_bisect.py",
     "tests/cli/test_cli.py::test_a_reader_who_stops_early",
@@ -122,6 +123,8 @@ SLOW = (
 #: a run that names them, their file or their folder has them.
 NIGHTLY: tuple[str, ...] = (
     "tests/cuda/test_caching_allocator_recordings.py::test_a_fresh_recording",
+    "tests/cuda/test_order_cuda.py::test_every_body_has_one_number_however_it_is_run[shuffled on",
+    "tests/cuda/test_order_cuda.py::test_every_body_has_one_number_however_it_is_run[alone]",
     "tests/simulate/test_examples_on_a_simulated_gpu.py",
     "tests/simulate/test_kernels_of_others_on_a_simulated_gpu.py",
     "tests/simulate/test_operators_beside_the_cpu.py::test_each_other",
@@ -173,6 +176,7 @@ SEARCHES = (
 #: What torch's compilers leave in memory makes each later look at the heap several times as long.
 COMPILES = (
     "tests/analysis/storages/test_labels.py",
+    "tests/analysis/storages/test_one_answer.py",
     "tests/record/compiled/",
     "tests/record/graphs/test_fx.py",
     "tests/record/patches/test_compiled_regions.py",

@@ -124,20 +124,6 @@ class PackedTable:
             values = values - np.arange(self._length, dtype=values.dtype)
         self._columns[name] = tuple(map(_block, _blocks(values)))
 
-    def move_to(self, memory: NDArray[np.uint8]) -> None:
-        """Have the columns lie in ``memory``, which has room for `nbytes` of them."""
-        start = 0
-        for name, column in self._columns.items():
-            moved = []
-            for block in column:
-                codes = block.codes
-                if codes is not None:
-                    place = memory[start : start + codes.nbytes].view(codes.dtype)
-                    place[:] = codes
-                    start, codes = start + codes.nbytes, place
-                moved.append(_PackedBlock(block.smallest, codes, block.other))
-            self._columns[name] = tuple(moved)
-
     def __array__(self, dtype: None = None, copy: bool | None = None) -> NDArray[np.void]:
         found: NDArray[np.void] = np.empty(self._length, self.dtype)
         for name in self.dtype.names or ():

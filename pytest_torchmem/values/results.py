@@ -166,9 +166,19 @@ class Counters(JsonFields):
         held = ("allocated", "active", "reserved")
         requested, allocated, active, reserved = (peaks.get(k, 0) for k in ("requested", *held))
         is_estimated = bool(peaks.get("estimated"))
-        then = (before.get(key, 0) for key in held)
+        allocated_before, active_before, reserved_before = (before.get(key, 0) for key in held)
         split = peaks.get("split", 0)
-        return cls(requested, allocated, active, reserved, is_estimated, *then, split)
+        return cls(
+            requested,
+            allocated,
+            active,
+            reserved,
+            is_estimated,
+            allocated_before,
+            active_before,
+            reserved_before,
+            split,
+        )
 
     def before(self, key: str) -> int:
         """Return what the counter called ``key`` said when the window began."""

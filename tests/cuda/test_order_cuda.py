@@ -57,9 +57,8 @@ def pytest_collection_modifyitems(config, items):
         random.Random(config.option.shuffle).shuffle(items)
 """
 WAYS = {
-    "in order": (),
-    "shuffled, among what others left": ("--shuffle=1", "--litter"),
-    "shuffled, on two workers": ("--shuffle=2", "--litter", "-p", "xdist", "-n2"),
+    "shuffled among what others left": ("--shuffle=1", "--litter"),
+    "shuffled on two workers": ("--shuffle=2", "--litter", "-p", "xdist", "-n2"),
 }
 ALONE = ("training", "per_sample_gradients", "captured_graph")
 
@@ -98,12 +97,15 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_body_has_one_number_however_it_is_run(project: Path) -> None:
-    runs = {way: numbers(project, *options) for way, options in WAYS.items()}
-    runs["alone"] = {}
-    for name in ALONE:
-        runs["alone"] |= numbers(project, f"test_bodies.py::test_body[{name}]")
-    assert set(runs["in order"]) == set(BODIES)
-    for way, measured in runs.items():
-        for name, result in measured.items():
-            assert result == runs["in order"][name], f"{name}, {way}"
+@pytest.mark.parametrize("way", [*WAYS, "alone"])
+def test_every_body_has_one_number_however_it_is_run(project: Path, way: str) -> None:
+    in_order = numbers(project)
+    assert set(in_order) == set(BODIES)
+    if way == "alone":
+        for name in ALONE:
+            alone = numbers(project, f"test_bodies.py::test_body[{name}]")
+            assert alone == {name: in_order[name]}
+    else:
+        measured = numbers(project, *WAYS[way])
+        for name, result in in_order.items():
+            assert measured[name] == result, name

@@ -37,10 +37,11 @@ def step(kept=None):
 
 
 class Project:
-    """A project in a folder of its own, run by pytest in a process of its own."""
+    """A project in a folder of its own, run by pytest here or in a process of its own."""
 
-    def __init__(self, pytester: pytest.Pytester) -> None:
+    def __init__(self, pytester: pytest.Pytester, *, process: bool = False) -> None:
         self.pytester = pytester
+        self._run = pytester.runpytest_subprocess if process else pytester.runpytest_inprocess
         self.path = pytester.path
         pytester.makeini("[pytest]\naddopts = -p no:cacheprovider")
 
@@ -49,13 +50,19 @@ class Project:
 
     def run(self, *options: str) -> tuple[str, dict[str, int]]:
         """What was printed, and pytest's counts of outcomes."""
-        done = self.pytester.runpytest_subprocess(*options)
+        done = self._run(*options)
         return done.stdout.str() + done.stderr.str(), done.parseoutcomes()
 
 
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> Project:
     return Project(pytester)
+
+
+@pytest.fixture
+def fresh_project(pytester: pytest.Pytester) -> Project:
+    """For what depends on the environment, or on all that the allocator has in its cache."""
+    return Project(pytester, process=True)
 
 
 def test_a_kept_limit_passes_a_broken_one_fails_and_both_run_once(project: Project) -> None:
@@ -192,8 +199,8 @@ def test_growth_of_a_step_is_found(project: Project) -> None:
     assert "grew by 2.0 MiB per step" in said
 
 
-def test_limits_on_the_allocators_own_figures(project: Project) -> None:
-    project.write(
+def test_limits_on_the_allocators_own_figures(fresh_project: Project) -> None:
+    fresh_project.write(
         """
         @pytest.mark.memory_budget(reserved="24MiB", allocated="24MiB", active="24MiB")
         def test_kept():
@@ -204,13 +211,13 @@ def test_limits_on_the_allocators_own_figures(project: Project) -> None:
             ones(30)
         """
     )
-    said, outcomes = project.run()
+    said, outcomes = fresh_project.run()
     assert outcomes == {"passed": 1, "failed": 1}, said
     assert "reserved memory peaked at" in said
 
 
-def test_a_limit_on_reserved_memory_begins_with_an_empty_cache(project: Project) -> None:
-    project.write(
+def test_a_limit_on_reserved_memory_begins_with_an_empty_cache(fresh_project: Project) -> None:
+    fresh_project.write(
         """
         KEPT = []
 
@@ -234,7 +241,7 @@ def test_a_limit_on_reserved_memory_begins_with_an_empty_cache(project: Project)
             ones(20)
         """
     )
-    said, outcomes = project.run()
+    said, outcomes = fresh_project.run()
     assert outcomes == {"passed": 4, "failed": 1}, said
     assert "reserved memory peaked at 120.0 MiB" in said
     for key in ("reserved", "allocated"):
@@ -315,25 +322,25 @@ def test_memory_of_another_device_is_a_blind_spot(project: Project) -> None:
     ],
 )
 def test_an_allocator_that_says_nothing_is_refused(
-    project: Project, monkeypatch: pytest.MonkeyPatch, name: str, value: str, reason: str
+    fresh_project: Project, monkeypatch: pytest.MonkeyPatch, name: str, value: str, reason: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    project.write(
+    fresh_project.write(
         """
         @pytest.mark.memory_budget("40MiB")
         def test_it():
             ones(30)
         """
     )
-    said, outcomes = project.run()
+    said, outcomes = fresh_project.run()
     assert "passed" not in outcomes, said
     assert reason in said
 
 
 def test_with_expandable_segments_the_footprint_is_the_same(
-    project: Project, monkeypatch: pytest.MonkeyPatch
+    fresh_project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project.write(
+    fresh_project.write(
         """
         @pytest.mark.memory_budget(temporary="1GiB")
         def test_step():
@@ -342,8 +349,8 @@ def test_with_expandable_segments_the_footprint_is_the_same(
     )
 
     def peak() -> dict[str, object]:
-        project.run("--torchmem-report=run.json")
-        (test,) = json.loads((project.path / "run.json").read_text())["tests"]
+        fresh_project.run("--torchmem-report=run.json")
+        (test,) = json.loads((fresh_project.path / "run.json").read_text())["tests"]
         result = test["windows"][0]["result"]
         assert result["notes"] == []
         assert result["unexplained_bytes"] == 0
@@ -379,8 +386,8 @@ def test_a_history_that_somebody_else_records_is_used_and_left_on(project: Proje
     assert test["windows"][0]["result"]["notes"] == []
 
 
-def test_reports_for_other_viewers(project: Project) -> None:
-    project.write(
+def test_reports_for_other_viewers(fresh_project: Project) -> None:
+    fresh_project.write(
         """
         import pytest_torchmem
 
@@ -393,19 +400,19 @@ def test_reports_for_other_viewers(project: Project) -> None:
             measured.save_trace("body.trace")
         """
     )
-    assert project.run()[1] == {"passed": 2}
+    assert fresh_project.run()[1] == {"passed": 2}
     for name in ("x.perfetto.json", "x.pickle", "x.svg"):
-        done = project.pytester.run(
+        done = fresh_project.pytester.run(
             sys.executable,
             "-m",
             "pytest_torchmem",
             "report",
-            str(project.path / "body.trace"),
+            str(fresh_project.path / "body.trace"),
             "-o",
             name,
         )
         assert done.ret == 0, done.stderr.str()
-    snapshot = pickle.loads(Path(project.path / "x.pickle").read_bytes())
+    snapshot = pickle.loads(Path(fresh_project.path / "x.pickle").read_bytes())
     assert any(trace for trace in snapshot["device_traces"])
 
 
@@ -443,3 +450,23 @@ def test_a_reserved_limit_names_what_holds_no_tensor(project):
     assert freed.format("64.0") in pools
     assert " of that had been freed and waited for another stream that still used it" in streams
     assert freed.format("128.0") in streams
+
+
+PINNED = """
+@pytest.mark.memory_budget(retained="0B")
+def test_pinned(kept=[]):
+    ones(1)
+    kept.append(torch.empty(4 * MiB, dtype=torch.uint8, pin_memory=True))
+    torch.empty(2 * MiB, dtype=torch.uint8, pin_memory=True)
+"""
+
+
+def test_pinned_memory_is_not_measured_and_said(project):
+    project.write(PINNED)
+    told, counts = project.run()
+    assert counts == {"passed": 1}
+    pinned = "6.0 MiB of pinned host memory were made, of which 4.0 MiB are still there"
+    assert pinned in told
+    told, counts = project.run("--torchmem-strict")
+    assert counts == {"failed": 1}
+    assert f"not everything was seen: {pinned}" in told

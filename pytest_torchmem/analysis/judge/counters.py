@@ -66,13 +66,13 @@ def _told(finding: Finding, counters: Counters, source: Allocated) -> Finding:
     if not line:
         return replace(finding, cause=text, causes=(), others=others, place=None)
     made = f"{format_size(sum(c.size_bytes for c in line))} in all {told_by_line(line)}"
-    source = line[0].source
+    at = line[0].source
     return replace(
         finding,
         cause=f"{text}; the body allocated and freed {made}",
         causes=line,
         others=others,
-        place=CodeLines(source.file, source.line, source.line) if source else None,
+        place=CodeLines(at.file, at.line, at.line) if at else None,
     )
 
 

@@ -291,6 +291,15 @@ class Reconciliation:
         )
         return max(0, min(unrecorded))
 
+    @property
+    def pinned_bytes(self) -> tuple[int, int]:
+        """Pinned memory of the host: how much more there was at most, and is at the end."""
+        meta = self.evidence.tree.trace.meta
+        counted, before = meta.get("counters") or {}, meta.get("counters_before") or {}
+        had_bytes = int(before.get("pinned", 0))
+        made_bytes = max(0, int(counted.get("pinned", 0)) - had_bytes)
+        return made_bytes, max(0, int(counted.get("kept", 0)) - had_bytes)
+
     @cached_property
     def elsewhere(self) -> dict[str, int]:
         """Bytes that were allocated on other devices in all, by name; the CPU is no other device.
@@ -324,6 +333,12 @@ class Reconciliation:
             yield (
                 f"the allocator's own peak holds {format_size(self.unrecorded_bytes)} that "
                 "another thread made unseen"
+            )
+        made_bytes, kept_bytes = self.pinned_bytes
+        if made_bytes:
+            yield (
+                f"{format_size(made_bytes)} of pinned host memory were made, of which "
+                f"{format_size(kept_bytes)} are still there: its own allocator is not measured"
             )
         for device, size_bytes in self.elsewhere.items():
             yield f"{format_size(size_bytes)} were allocated on {device}, which is not measured"

@@ -43,6 +43,16 @@ def memory_stats(device: torch.device) -> dict[str, int]:
 
 def reset_peak_memory_stats(device: torch.device) -> None:
     _memory_of(device).reset_peak_memory_stats(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_host_memory_stats()
+
+
+def pinned_bytes(device: torch.device) -> dict[str, int]:
+    """Return how much pinned memory of the host is in use now, and was at most; {} elsewhere."""
+    if device.type != "cuda":
+        return {}
+    active = torch.cuda.host_memory_stats_as_nested_dict().get("active_bytes", {})
+    return {what: int(active.get(what, 0)) for what in ("current", "peak")}
 
 
 def free_in_private_pools(name: str) -> int:
@@ -50,7 +60,8 @@ def free_in_private_pools(name: str) -> int:
     device = torch.device(name)
     if device.type != "cuda":
         return 0
-    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()
+    cuda: Any = torch.cuda
+    segments: list[dict[str, Any]] = cuda.memory_snapshot()
     return sum(
         segment["total_size"] - segment["active_size"]
         for segment in segments

@@ -25,16 +25,6 @@ CHECKED: Final[Checked] = {
 
 #: The type of a complex number in a schema; its like for other numbers are public.
 COMPLEX_TYPE: Any = torch._C.ComplexType
-#: The modules that a builtin function which makes tensors may say it is from.
-MAKERS: Final = (
-    "torch",
-    "torch._C._fft",
-    "torch._C._linalg",
-    "torch._C._nested",
-    "torch._C._nn",
-    "torch._C._sparse",
-    "torch._C._special",
-)
 
 
 def schemas_of(operator_name: str) -> tuple[Any, ...]:

@@ -509,3 +509,125 @@ def per_row_with_vmap() -> Body:
 def gradient_function() -> Body:
     w, x = torch.ones(WIDTH, WIDTH), batch()
     return lambda: torch.func.grad(lambda w: torch.tanh(x @ w).sum())(w)
+
+
+# --- other things that people do to a model's tensors --------------------------------------------
+
+
+@program
+def weights_exchanged_with_an_average() -> Body:
+    model, x = mlp(), batch()
+    average = [p.detach().clone() for p in model.parameters()]
+
+    def exchange() -> None:
+        for i, parameter in enumerate(model.parameters()):
+            parameter.data, average[i] = average[i], parameter.data
+
+    def body() -> None:
+        for _ in range(2):
+            model(x).square().mean().backward()
+            model.zero_grad()
+            exchange()
+            with torch.no_grad():
+                model(x)
+            exchange()
+
+    return body
+
+
+@program
+def weights_exchanged_in_a_model_of_the_body() -> Body:
+    def body() -> None:
+        model = mlp()
+        average = [p.detach().clone() for p in model.parameters()]
+        squared(model(batch())).backward()
+        for i, parameter in enumerate(model.parameters()):
+            parameter.data, average[i] = average[i], parameter.data
+        with torch.no_grad():
+            model(batch())
+
+    return body
+
+
+@program
+def weights_loaded_from_a_state() -> Body:
+    model, x = mlp(), batch()
+
+    def body() -> None:
+        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        squared(model(x)).backward()
+        model.load_state_dict(state, assign=True)
+        squared(model(x)).backward()
+
+    return body
+
+
+@program
+def weights_set_anew() -> Body:
+    layers, x = (nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)), batch()
+    model = nn.Sequential(*layers)
+
+    def body() -> None:
+        squared(model(x)).backward()
+        for layer in layers:
+            layer.weight = nn.Parameter(layer.weight.detach().clone())
+        squared(model(x)).backward()
+
+    return body
+
+
+@program
+def gradients_exchanged() -> Body:
+    model, x = mlp(), batch()
+
+    def body() -> None:
+        squared(model(x)).backward()
+        kept = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        squared(model(x)).backward()
+        for parameter, grad in zip(model.parameters(), kept, strict=True):
+            parameter.grad = grad
+
+    return body
+
+
+@program
+def buffer_that_moves() -> Body:
+    norm, x = nn.BatchNorm1d(WIDTH), batch()
+
+    def body() -> None:
+        norm(x).sum().backward()
+        norm.running_mean = torch.zeros(WIDTH) if norm.running_mean is None else +norm.running_mean
+
+    return body
+
+
+@program
+def optimizer_made_in_the_body() -> Body:
+    model, x = mlp(), batch()
+
+    def body() -> None:
+        made = torch.optim.AdamW(model.parameters(), foreach=False)
+        squared(model(x)).backward()
+        made.step()
+
+    return body
+
+
+@program
+def recurrent() -> Body:
+    cell, x = nn.LSTM(WIDTH, WIDTH), torch.ones(4, ROWS, WIDTH)
+    return lambda: cell(x)[0].sum().backward()
+
+
+@program
+def generated_with_a_cache() -> Body:
+    layer, x = nn.Linear(WIDTH, WIDTH), batch()
+
+    def body() -> None:
+        cache = torch.zeros(0, WIDTH)
+        with torch.no_grad():
+            for _ in range(4):
+                cache = torch.cat([cache, layer(x)])
+
+    return body
