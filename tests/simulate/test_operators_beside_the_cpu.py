@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,10 @@ def converted(value, of_tensors):
     return tree_map_only(torch.Tensor, lambda t: of_tensors(t.detach()), value)
 
 
+def widened(dtype, wider, tensor):
+    return tensor.to(wider) if tensor.dtype == dtype else tensor.clone()
+
+
 def called(op, sample, of_tensors, device):
     """Call an operator with its tensors converted, and for a device."""
     given, args, kwargs = converted((sample.input, sample.args, sample.kwargs), of_tensors)
@@ -58,10 +63,11 @@ def compare(found, expected, dtype):
     for mine, theirs in zip(found, expected, strict=True):
         if not isinstance(theirs, torch.Tensor):
             continue
-        mine, theirs = (t if t.layout == torch.strided else t.to_dense() for t in (mine, theirs))
+        here = mine if mine.layout == torch.strided else mine.to_dense()
+        there = theirs if theirs.layout == torch.strided else theirs.to_dense()
         error = 0.05 if dtype in HALVES else 1e-3
         torch.testing.assert_close(
-            mine.cpu(), theirs.to(mine.dtype), rtol=error, atol=error, equal_nan=True
+            here.cpu(), there.to(here.dtype), rtol=error, atol=error, equal_nan=True
         )
 
 
@@ -71,12 +77,10 @@ def check(name):
         if not op.supports_dtype(dtype, CUDA):
             continue
         # The CPU may lack a kernel for a kind of numbers; the GPU computes as in single precision.
-        lacks = not op.supports_dtype(dtype, "cpu")
-        wider = torch.float32 if lacks else dtype
+        wider = dtype if op.supports_dtype(dtype, "cpu") else torch.float32
+        on_cpu = functools.partial(widened, dtype, wider)
         for sample in samples_of(op, dtype):
-            expected = called(
-                op, sample, lambda t, w=wider: t.to(w) if t.dtype == dtype else t.clone(), "cpu"
-            )
+            expected = called(op, sample, on_cpu, "cpu")
             found = called(op, sample, lambda t: t.to(CUDA), CUDA)
             try:
                 compare(found, expected, dtype)
