@@ -52,7 +52,14 @@ def _environment(device: torch.device) -> dict[str, str]:
         "runtime": f"rocm{_major(hip)}" if hip else f"cuda{_major(torch.version.cuda or '')}",
         "allocator": _allocator_settings(*_CUDA_SETTINGS),
         "libraries": _settings(_GPU_LIBRARIES),
+        **({"cudnn": _cudnn_release()} if properties.name.startswith("simulated ") else {}),
     }
+
+
+def _cudnn_release() -> str:
+    """Return the release of cuDNN that plans the convolutions of a simulated GPU: ``9.20``."""
+    number = torch.backends.cudnn.version() or 0
+    return f"{number // 10_000}.{number // 100 % 100}" if number else ""
 
 
 # What oneDNN may use, and whether torch uses it, decides how wide its layouts and scratch are.
