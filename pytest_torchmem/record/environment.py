@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import torch
@@ -58,7 +59,8 @@ def _environment(device: torch.device) -> dict[str, str]:
 
 def _cudnn_release() -> str:
     """Return the release of cuDNN that plans the convolutions of a simulated GPU: ``9.20``."""
-    number = torch.backends.cudnn.version() or 0
+    version: Callable[[], int | None] = torch.backends.cudnn.version
+    number = version() or 0
     return f"{number // 10_000}.{number // 100 % 100}" if number else ""
 
 
