@@ -127,6 +127,7 @@ NIGHTLY: tuple[str, ...] = (
     "tests/cuda/test_order_cuda.py::test_every_body_has_one_number_however_it_is_run[alone]",
     "tests/simulate/test_examples_on_a_simulated_gpu.py",
     "tests/simulate/test_kernels_of_others_on_a_simulated_gpu.py",
+    "tests/simulate/test_operators_beside_the_cpu.py::test_each_other",
     "tests/simulate/test_peaks_of_programs.py",
     "tests/simulate/test_ranks_beside_each_other.py",
     "tests/simulate/test_started_again.py",

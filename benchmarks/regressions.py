@@ -158,8 +158,8 @@ def score(regression: Regression, text: str) -> Score:
 
 
 def _grade(regression: Regression, blame: Blame, answer: Answer) -> tuple[bool, bool, bool, bool]:
-    lines = regression.blamed_lines.intersection(answer.lines)
-    at_line = answer.file == f"{regression.name}.py" and bool(lines)
+    places = {(answer.file, line) for line in answer.lines}
+    at_line = not regression.blamed_places.isdisjoint(places)
     is_diffuse = blame.operators == ANY
     return (
         not answer.categories.isdisjoint(blame.category.split("|")),
@@ -324,7 +324,7 @@ def details(scores: Iterable[Score]) -> Iterable[str]:
             continue
         yield f"--- {each.regression.name}: {each.columns}, holder {each.holder}"
         yield each.text or "(passed)"
-        yield f"right, at lines {sorted(each.regression.blamed_lines)}:"
+        yield f"right, at lines {sorted(each.regression.blamed_places)}:"
         yield from (f"    {blame}" for blame in each.regression.blames)
         yield f"    held by {each.regression.holder!r}"
 

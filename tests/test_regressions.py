@@ -32,7 +32,7 @@ DOUBLED = Regression(
     (Blame("temporary", "aten::mul", 1 << 20),),
     holder="doubled.KEPT",
 )
-LINE = sorted(DOUBLED.blamed_lines)[0]
+LINE = sorted(DOUBLED.blamed_places)[0][1]
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,25 @@ from benchmarks.regression_programs import (
     elsewhere,
     layers,
     losses,
+    reports,
+    reports_elsewhere,
     strangers,
     training,
 )
 from benchmarks.regression_programs.case import Regression
 from benchmarks.regression_programs.harmless import EDITS
 
-_MODULES: Final = (attention, caches, layers, losses, training, elsewhere, strangers)
+_MODULES: Final = (
+    attention,
+    caches,
+    layers,
+    losses,
+    training,
+    elsewhere,
+    strangers,
+    reports,
+    reports_elsewhere,
+)
 REGRESSIONS: Final = tuple(
     one for module in _MODULES for one in vars(module).values() if isinstance(one, Regression)
 )

@@ -84,11 +84,14 @@ class Regression:
         return {file: _side_of(text, own, _head(file)) for file, text in marked.items()}
 
     @property
-    def blamed_lines(self) -> frozenset[int]:
-        """The numbers of the lines that may be named, in the module after the edit."""
-        after = [line for line in _lines(self.code) if not line.startswith("-")]
-        first = _IMPORTS.count("\n") + 1
-        return frozenset(n for n, line in enumerate(after, first) if line[:1] in ("+", "*"))
+    def blamed_places(self) -> frozenset[tuple[str, int]]:
+        """The file and number of each line that may be named, after the edit."""
+        found = set()
+        for file, text in {self.module: self.code, **self.files}.items():
+            after = [line for line in _lines(text) if not line.startswith("-")]
+            first = _head(file).count("\n") + 1
+            found |= {(file, n) for n, line in enumerate(after, first) if line[:1] in ("+", "*")}
+        return frozenset(found)
 
     @property
     def edited_places(self) -> frozenset[tuple[str, int]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from statistics import median_low
 from typing import Final
@@ -62,7 +62,7 @@ class MemoryProfile(GpuQuestions):
 
     Attributes:
         tree: The operator tree.
-        storages: Every storage of the recording.
+        find: Returns every storage of the recording, always the same.
         window: The stretch whose footprint is looked at.
         whole: The whole recording. What a storage is for and where it came from does not depend on
             which part of the recording one looks at.
@@ -73,12 +73,17 @@ class MemoryProfile(GpuQuestions):
     """
 
     tree: OpTree
-    storages: Storages
+    find: Callable[[], Storages]
     window: RankWindow
     whole: RankWindow
     device: str
     steps_of: str = ""
     passes: tuple[OwnPass, ...] = ()
+
+    @property
+    def storages(self) -> Storages:
+        """Every storage of the recording; torch's own labels need none of them."""
+        return self.find()
 
     @cached_property
     def evidence(self) -> MeasuredFacts:
@@ -503,5 +508,5 @@ def analyze_trace(
     stops = ranks[trace.marks["kind"] == MarkKind.STOP]
     end = float(stops[-1]) if len(stops) else float(len(trace.events))
     whole = RankWindow(-0.5, end)
-    storages = without_old_buckets(tree, find_storages(tree))
-    return MemoryProfile(tree, storages, whole, whole, name, passes=tuple(passes))
+    find = cache(lambda: without_old_buckets(tree, find_storages(tree)))
+    return MemoryProfile(tree, find, whole, whole, name, passes=tuple(passes))

@@ -84,24 +84,26 @@ def bisect(test: str, good: str = "", bad: str = "HEAD", folder: Path = Path()) 
             )
         run_git(tree, "bisect", "start", bad, good)
         step = _STEP.format(str(place), str(results), test, [good, bad])
-        try:
-            run_git(tree, "bisect", "run", sys.executable, "-c", step)
-        except ReportError:
-            possible = re.findall(r"first bad commit: \[(\w+)\]", run_git(tree, "bisect", "log"))
-            if not possible:
-                raise
-            told = ", ".join(name[:_SHORT] for name in possible)
-            raise ReportError(
-                f"{test} went from {sizes[0]} to {sizes[1]} in one of {told}: at some of them it "
-                "gives no number"
-            ) from None
-        commit = run_git(tree, "rev-parse", "refs/bisect/bad").strip()
+        commit = _found(tree, step, f"{test} went from {sizes[0]} to {sizes[1]}")
         headline = run_git(tree, "show", "--no-patch", "--format=%as  %an  %s", commit).strip()
         found = []
         for name in (run_git(tree, "rev-parse", f"{commit}^").strip(), commit):
             run_git(tree, "checkout", "--quiet", "--detach", name)
             found.append(_measured(place, test, results, name))
         return Moved(test, commit, headline, *found)
+
+
+def _found(tree: Path, step: str, moved: str) -> str:
+    """Let git find the first bad commit. Raises `ReportError` where several may be."""
+    try:
+        run_git(tree, "bisect", "run", sys.executable, "-c", step)
+    except ReportError:
+        possible = re.findall(r"first bad commit: \[(\w+)\]", run_git(tree, "bisect", "log"))
+        if not possible:
+            raise
+        told = ", ".join(name[:_SHORT] for name in possible)
+        raise ReportError(f"{moved} in one of {told}: at some of them it gives no number") from None
+    return run_git(tree, "rev-parse", "refs/bisect/bad").strip()
 
 
 def judge_commit(place: Path, results: Path, test: str, ends: list[str]) -> int:

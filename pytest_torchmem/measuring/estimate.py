@@ -53,6 +53,7 @@ _CHILD: Final = (
 _INSTEAD: Final = (
     "a graph can be estimated on every platform: estimate(torch.export.export(model, (batch,)))"
 )
+_OPTIONS_OF_GRAPHS: Final = ("backward", "device", "is_releasable")
 _WRITTEN_SO: Final = (
     "it runs in a process of its own: write it as a function at the top level of a file that can "
     "be imported, give it plain values, and make models and data in it"
@@ -98,7 +99,13 @@ def estimate(program: Any, *args: object, **kwargs: Any) -> Result:
     cannot be sent to a process, that ends it, or that uses no memory of the GPU, and `DeviceError`
     for a device that nothing in a graph is on. What the program raises comes out as it is.
     """
-    if graphs.reads_as_graph(program) and not args and "gpu" not in kwargs:
+    runs = hasattr(program, "forward") and (args or "gpu" in kwargs)
+    if graphs.reads_as_graph(program) and not runs:
+        if args or kwargs.keys() - {*_OPTIONS_OF_GRAPHS}:
+            raise MarkerError(
+                "a graph is estimated without running it: estimate takes no arguments for it, and "
+                f"of options {', '.join(_OPTIONS_OF_GRAPHS)}"
+            )
         return graphs.estimate_graph(program, **kwargs)
     return _simulated(program, args, kwargs.pop("gpu", "H100"), kwargs)
 

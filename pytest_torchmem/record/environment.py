@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import torch
@@ -52,7 +53,15 @@ def _environment(device: torch.device) -> dict[str, str]:
         "runtime": f"rocm{_major(hip)}" if hip else f"cuda{_major(torch.version.cuda or '')}",
         "allocator": _allocator_settings(*_CUDA_SETTINGS),
         "libraries": _settings(_GPU_LIBRARIES),
+        **({"cudnn": _cudnn_release()} if properties.name.startswith("simulated ") else {}),
     }
+
+
+def _cudnn_release() -> str:
+    """Return the release of cuDNN that plans the convolutions of a simulated GPU: ``9.20``."""
+    version: Callable[[], int | None] = torch.backends.cudnn.version
+    number = version() or 0
+    return f"{number // 10_000}.{number // 100 % 100}" if number else ""
 
 
 # What oneDNN may use, and whether torch uses it, decides how wide its layouts and scratch are.

@@ -174,23 +174,10 @@ def _plot(items: Sequence[Acceptance]) -> str:
         return ""
     largest = max(sizes) or 1
     step = (_WIDTH - _LEFT - 8) / len(items)
-    path, dots, begins = "", "", ""
+    lines, begins = "", ""
     for release in dict.fromkeys(map(_release, items)):
         mine = [(place, item) for place, item in enumerate(items) if _release(item) == release]
-        drawn = False
-        for number, (place, item) in enumerate(mine):
-            if item.change is Change.UNUSED:
-                drawn = False
-                continue
-            x = _LEFT + place * step
-            until = mine[number + 1][0] if number + 1 < len(mine) else place + 1
-            y = 14 + (_HEIGHT - 38) * (1 - item.after_bytes / largest)
-            path += f"V{y:.1f}" if drawn else f"M{x:.1f} {y:.1f}"
-            path += f"H{_LEFT + until * step:.1f}"
-            drawn = True
-            told = f"{item.date}: {format_size(item.after_bytes)}, {item.author}"
-            dots += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escaped(told)}</title>'
-            dots += "</circle>"
+        lines += _line(mine, step, largest)
         if release:
             x = _LEFT + mine[0][0] * step
             begins += f'<path class="release" d="M{x:.1f} 12V{_HEIGHT - 24}"/>'
@@ -201,5 +188,23 @@ def _plot(items: Sequence[Acceptance]) -> str:
         f'<text x="0" y="18">{format_size(largest)}</text><text x="0" y="{_HEIGHT - 20}">0 B</text>'
         f'<text x="{_LEFT}" y="{_HEIGHT - 4}">{first}</text>'
         f'<text x="{_WIDTH - 8}" y="{_HEIGHT - 4}" text-anchor="end">{last}</text>'
-        f'{begins}<path d="{path}"/>{dots}</svg>\n'
+        f"{begins}{lines}</svg>\n"
     )
+
+
+def _line(items: Sequence[tuple[int, Acceptance]], step: float, largest: int) -> str:
+    """Return the line of some changes, each with its place, and a dot for each."""
+    path, dots, drawn = "", "", False
+    ends = [place for place, _ in items[1:]] + [items[-1][0] + 1]
+    for (place, item), end in zip(items, ends, strict=True):
+        if item.change is Change.UNUSED:
+            drawn = False
+            continue
+        x = _LEFT + place * step
+        y = 14 + (_HEIGHT - 38) * (1 - item.after_bytes / largest)
+        path += f"V{y:.1f}" if drawn else f"M{x:.1f} {y:.1f}"
+        path += f"H{_LEFT + end * step:.1f}"
+        drawn = True
+        told = f"{item.date}: {format_size(item.after_bytes)}, {item.author}"
+        dots += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escaped(told)}</title></circle>'
+    return f'<path d="{path}"/>{dots}'

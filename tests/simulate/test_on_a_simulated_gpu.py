@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import pytest_torchmem
+from pytest_torchmem.record.environment import environment
 from pytest_torchmem.values.units import GiB, KiB, MiB
 
 pytestmark = pytest.mark.usefixtures("gpu")
@@ -540,3 +541,10 @@ def test_a_backward_pass_is_of_the_modules_that_made_it_where_a_forward_runs_aga
     modules = {"gelu": "Net.first.*", "sigmoid": "Net.last.*", "tanh": "Net.middle.*"}
     assert lines[-4:-1] == [f"aten::{name}_backward {modules[name]}" for name in modules]
     assert lines[-1].split() == sorted(modules.values())
+
+
+def test_the_environment_names_the_release_of_cudnn():
+    told = environment("cuda:0")
+    assert told["device"].startswith("simulated ")
+    major, minor = map(int, told["cudnn"].split("."))
+    assert 100 * major + minor == torch.backends.cudnn.version() // 100

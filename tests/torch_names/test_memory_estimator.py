@@ -21,7 +21,7 @@ from pytest_torchmem.torch_names.memory_estimator import (
     get_fwd_bwd_interactions,
     get_peak_memory,
 )
-from pytest_torchmem.values.errors import EstimateError
+from pytest_torchmem.values.errors import EstimateError, MarkerError
 from tests.fx_graphs import (
     PARTITIONS,
     STEPS,
@@ -214,6 +214,14 @@ def test_an_estimate_tells_the_bytes_after_each_node():
     assert [n.name for n in nodes] == [n.name for n in module.graph.nodes if made_by_nodes(n)]
     assert [b for n in nodes for b in (n.during_bytes, n.after_bytes)] == profile[1:]
     assert nodes[0].operator == "aten::mm"
+
+
+@pytest.mark.parametrize("wrong", [{"gpu": "H100"}, {"devise": "cpu"}])
+def test_an_option_that_a_graph_does_not_take_is_refused(wrong):
+    exported = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+    assert estimate(exported, device="cpu").peak.total == estimate(exported.graph).peak.total
+    with pytest.raises(MarkerError, match="and of options backward, device, is_releasable"):
+        estimate(exported, **wrong)
 
 
 def test_an_estimate_can_be_told_what_is_released():

@@ -220,6 +220,8 @@ _GEMM_WORDS: Final = (
 )
 # It may multiply, or have scratch of cuDNN's that is as large by chance, and is freed with it.
 _CONVOLUTION: Final = "conv"
+# Libraries that plan a call and say how much scratch it takes: cuDNN, cuSOLVER, cuFFT.
+_PLANS: Final = ("conv", "cudnn", "miopen", "linalg", "cholesky", "lu_", "ormqr", "geqrf", "fft")
 # They look for cuBLAS before they take memory for their result, which is one number.
 _NUMBER_LAST: Final = ("aten::dot", "aten::vdot")
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
@@ -283,7 +285,8 @@ class MeasuredFacts(Evidence):
         It has the size of a workspace, and is not the operator's output. Until torch 2.14 it stays
         with the handle of the library; since then each call takes one and frees it. Where operators
         are not observed, as in the backward pass of a ``torch.func`` transform, it is one that no
-        tensor or owner ever has, and that stays.
+        tensor or owner ever has, and that stays. What cuDNN and cuSOLVER take is of any size, and
+        is gone when the operator ends.
         """
         trace, storages = self.tree.trace, self.storages
         sizes = trace.meta.get("workspace_bytes", [])
@@ -298,12 +301,14 @@ class MeasuredFacts(Evidence):
         names = np.append(trace.events["name"], np.int32(-1))[np.where(parents >= 0, parents, -1)]
         in_gemm = trace.texts_are(names, lambda text: any(word in text for word in _GEMM_WORDS))
         in_convolution = trace.texts_are(names, lambda text: _CONVOLUTION in text)
+        of_library = trace.texts_are(names, lambda text: any(word in text for word in _PLANS))
+        scratch = unseen & of_library & ~self.survives
         unseen &= np.isin(storages.size_bytes, sizes)
         mentioned = np.zeros(len(storages) + 1, np.bool_)
         mentioned[storages.of_tensor] = mentioned[storages.of_owner] = True
         stays = (storages.died == NEVER) & ~mentioned[:-1]
         within = (in_gemm | (in_convolution & self.survives)) & ~self._is_output(parents)
-        found: Mask = unseen & (within | (allocated & (parents < 0) & stays))
+        found: Mask = scratch | (unseen & (within | (allocated & (parents < 0) & stays)))
         return found
 
     def _operators_around(self, events: NDArray[np.int32]) -> NDArray[np.int64]:

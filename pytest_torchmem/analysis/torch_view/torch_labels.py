@@ -107,7 +107,8 @@ class FlowLists:
     def ids_of(self, *roles: Role) -> NDArray[np.int64]:
         """Ids of the tensors mentioned in any of ``roles``."""
         tensors = self.graph.tree.trace.tensors
-        ids: NDArray[np.int64] = tensors["id"][np.isin(tensors["role"], roles) & tensors["keyed"]]
+        in_role = np.logical_or.reduce([tensors["role"] == role for role in roles])
+        ids: NDArray[np.int64] = tensors["id"][in_role & tensors["keyed"]]
         return ids
 
     def depends_on_gradient(self, labels: TorchLabels) -> NDArray[np.bool_]:
@@ -117,7 +118,8 @@ class FlowLists:
         depend. So this is reachability, from ids to the nodes that read them to what these make.
         """
         rows = self.graph.is_input
-        seeds = np.isin(labels.of_versions(self.graph), (_GRADIENT, _PARAMETER))
+        versions = labels.of_versions(self.graph)
+        seeds = (versions == _GRADIENT) | (versions == _PARAMETER)
         reached = np.zeros(len(labels.by_id), np.bool_)
         read = self.graph.version_in[rows]
         reached[self.id_of_version[read[seeds[read]]]] = True
@@ -191,7 +193,7 @@ def set_inputs(flow: FlowLists, labels: TorchLabels) -> Iterator[TorchClaim]:
     """An input helps to make a gradient and does not depend on one."""
     graph = flow.graph
     known = labels.of_versions(graph)
-    produces = set(np.flatnonzero(np.isin(known, (_GRADIENT, _PARAMETER))).tolist())
+    produces = set(np.flatnonzero((known == _GRADIENT) | (known == _PARAMETER)).tolist())
     members: set[int] = set()
     for taken, made in zip(reversed(flow.inputs), reversed(flow.outputs), strict=True):
         if not (produces.isdisjoint(taken) and produces.isdisjoint(made)):

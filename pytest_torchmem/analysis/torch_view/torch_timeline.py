@@ -138,8 +138,8 @@ class TorchMemoryProfile:
         times = _microseconds(entries["time_ns"])
         changes = np.zeros((len(entries), len(Category)), np.int64)
         rows = np.arange(len(entries))
-        loses = np.isin(entries["action"], (Action.INCREMENT_VERSION, Action.DESTROY))
         gains = entries["action"] != Action.DESTROY
+        loses = ~gains | (entries["action"] == Action.INCREMENT_VERSION)
         changes[rows[loses], entries["before"][loses]] -= entries["size_bytes"][loses]
         changes[rows[gains], entries["after"][gains]] += entries["size_bytes"][gains]
         last = np.append(np.flatnonzero(np.diff(times)), len(times) - 1)

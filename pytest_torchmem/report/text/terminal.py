@@ -90,14 +90,13 @@ def failure_text(
     if kinds == {FindingKind.NO_BASELINE} and not problem:
         return tables.log_line(first)  # the end of the run says how to store all of them
     lines = [first]
-    if others:
-        lines += ["", *(f"also: {sentence}" for sentence in others)]
+    lines += [f"also: {sentence}" for sentence in others]
     for verdict in ranked:
         lines += _sections(verdict, timelines.get(verdict.result.name, ()), width)
     if any(verdict.change is Change.GROWN for verdict in ranked):
         # A test that breaks a limit of its own stores nothing.
         too = "raise the limit that fails, too, and " if FindingKind.OVER_LIMIT in kinds else ""
-        lines += ["", f"if this change is wanted, {too}accept it with", f"    {command}"]
+        lines += ["", f"if this change is wanted, {too}accept it: {command}"]
     return "\n".join(map(tables.log_line, lines))
 
 
@@ -140,8 +139,13 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
             lines.append(_FILLED_ONCE)
     if verdict.lines and verdict.changed:
         allowed = next(f.allowed for f in verdict.findings if f.lines)
-        title = f"grown against the baseline{of_region} ({allowed}), in all {verdict.changed.by}:"
-        lines += ["", title, *tables.lines_table(verdict.lines, verdict.changed, width)]
+        title = f"grown against the baseline{of_region} ({allowed}), in all {verdict.changed.by}"
+        # One line that made all of it stands in the sentence.
+        if [line.size_bytes for line in verdict.lines] == [verdict.changed.by_bytes]:
+            lines += ["", f"{title}, all at that line"]
+        else:
+            table = tables.lines_table(verdict.lines, verdict.changed, width)
+            lines += ["", f"{title}:", *table]
     lines += [f"note: {note}" for note in result.notes]
     return lines
 

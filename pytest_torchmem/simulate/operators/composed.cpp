@@ -217,6 +217,16 @@ Stack mm_with_packed_int4(const Stack& given) {
 at::Tensor cast_before(const Stack& given) {
   return given[2].toBool() ? given[0].toTensor().to(at::kFloat) : given[0].toTensor();
 }
+Stack product_in(const Stack& given) {
+  const at::ScalarType type = given[2].toScalarType();
+  return {given[0].toTensor().to(type).matmul(given[1].toTensor().to(type))};
+}
+Stack product_added_in(const Stack& given) {
+  const at::ScalarType type = given[3].toScalarType();
+  const at::Tensor product = given[1].toTensor().to(type).matmul(given[2].toTensor().to(type));
+  return {given[0].toTensor().to(type) * given[4].toScalar() + product * given[5].toScalar()};
+}
+
 Stack softmax(const Stack& given) { return {at::_softmax(cast_before(given), given[1].toInt(), false)}; }
 Stack log_softmax(const Stack& given) {
   return {at::_log_softmax(cast_before(given), given[1].toInt(), false)};

@@ -26,6 +26,9 @@ torch::jit::Stack log_softmax_backward(const torch::jit::Stack& given);
 torch::jit::Stack log_sigmoid_backward(const torch::jit::Stack& given);
 torch::jit::Stack rms_norm_backward(const torch::jit::Stack& given);
 torch::jit::Stack embedding_bag(const torch::jit::Stack& given);
+// A product whose result is of another kind than its factors, which comes behind them.
+torch::jit::Stack product_in(const torch::jit::Stack& given);
+torch::jit::Stack product_added_in(const torch::jit::Stack& given);
 torch::jit::Stack convolution_relu(const torch::jit::Stack& given);
 torch::jit::Stack pack_weight_of_int4(const torch::jit::Stack& given);
 torch::jit::Stack mm_with_packed_int4(const torch::jit::Stack& given);

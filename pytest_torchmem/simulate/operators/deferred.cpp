@@ -116,26 +116,30 @@ class Computation {
   const std::vector<at::Tensor>& values_of(const Deferred& call) {
     const auto found = values_.find(&call);
     if (found != values_.end()) return found->second;
-    Stack arguments = arguments_of(call, false);
     std::vector<at::Tensor> left;
-    try {
-      left = left_by(call, std::move(arguments));
-    } catch (const c10::Error&) {  // more kernels of the GPU than of the CPU take half precision
-      left = left_by(call, arguments_of(call, true));
+    const Taken as_given = [](const at::Tensor& given) { return given; };
+    for (const Taken taken : {as_given, Taken(in_single_precision), Taken(as_integers)}) {
+      try {
+        left = left_by(call, arguments_of(call, taken));
+        break;
+      } catch (const c10::Error&) {
+        if (taken == Taken(as_integers)) throw;
+      }
     }
     return values_[&call] = std::move(left);
   }
 
  private:
-  Stack arguments_of(const Deferred& call, bool in_single) {
+  using Taken = at::Tensor (*)(const at::Tensor&);
+
+  Stack arguments_of(const Deferred& call, Taken taken) {
     Stack arguments;
     size_t number = 0;
     for (const IValue& value : call.arguments) {
       const bool is_device = value.isDevice() && value.toDevice().is_cuda();
       arguments.push_back(is_device ? IValue(at::Device(at::kCPU))
                                     : with_each(value, [&](const at::Tensor& tensor) {
-                                        const at::Tensor given = value_of(call.pieces[number++], tensor);
-                                        return in_single ? in_single_precision(given) : given;
+                                        return taken(value_of(call.pieces[number++], tensor));
                                       }));
     }
     return arguments;

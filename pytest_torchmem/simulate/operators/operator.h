@@ -82,12 +82,16 @@ inline IValue without_owner(const IValue& value) {
   return with_each(value, [](const at::Tensor& t) { return seen_on(t, t.device()); });
 }
 
-inline bool is_half(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+// Kernels of the GPU take more kinds of numbers than those of the CPU: half precision, in which they compute
+// as in single precision, and truth values as small integers.
+inline at::Tensor in_single_precision(const at::Tensor& tensor) {
+  const at::ScalarType type = tensor.scalar_type();
+  if (type == at::kHalf || type == at::kBFloat16) return tensor.to(at::kFloat);
+  return type == at::kComplexHalf ? tensor.to(at::kComplexFloat) : tensor;
 }
 
-inline at::Tensor in_single_precision(const at::Tensor& tensor) {
-  return is_half(tensor) ? tensor.to(at::kFloat) : tensor;
+inline at::Tensor as_integers(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kBool ? tensor.to(at::kByte) : tensor;
 }
 
 // What the operator of the CPU, or what stands in for it, returns for arguments on the host. It draws as

@@ -263,29 +263,38 @@ class Call {
 
   bool compute() {
     const Unobserved unobserved;
-    return compute([](const at::Tensor& on_host) { return on_host; }) ||
-           (only_reads_halves() && failed_assertion_.empty() && compute(in_single_precision));
+    return compute([](const at::Tensor& on_host) { return on_host; }) || compute_as(in_single_precision) ||
+           compute_as(as_integers);
   }
 
-  // Kernels of the GPU take more in half precision than those of the CPU, such as statistics in single
-  // precision beside it. They compute in single precision, and so may the CPU.
-  bool only_reads_halves() const {
-    bool read = false, written = false;
-    for (size_t at = 0; at < arguments_.size(); ++at) {
-      for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
-        if (is_half(tensor)) (op_.written[at] ? written : read) = true;
+  // With another kind of numbers, where the CPU does not take these.
+  template <typename Taken>
+  bool compute_as(Taken taken) {
+    bool changes = false;
+    for (const IValue& value : arguments_) {
+      for_each_on_gpu(value, [&](const at::Tensor& tensor) {
+        const at::Tensor none = at::empty({0}, tensor.options().device(at::kCPU));
+        changes = changes || taken(none).scalar_type() != tensor.scalar_type();
       });
     }
-    return read && !written;
+    return changes && failed_assertion_.empty() && compute(taken);
   }
 
   template <typename Taken>
   bool compute(Taken taken) {
     try {
       for (const Saved& saved : saved_) saved.restore();
-      Stack on_host;
-      for (const IValue& value : arguments_) on_host.push_back(seen_from_host(value, taken));
-      results_ = compute_on_host(op_, std::move(on_host), generator_);
+      Stack given;
+      std::vector<std::pair<at::Tensor, at::Tensor>> written;  // where it is to be, and where it is
+      for (size_t at = 0; at < arguments_.size(); ++at) {
+        given.push_back(seen_from_host(arguments_[at], [&](const at::Tensor& there) {
+          const at::Tensor other = taken(there);
+          if (op_.written[at] && !other.is_same(there)) written.emplace_back(there, other);
+          return other;
+        }));
+      }
+      results_ = compute_on_host(op_, std::move(given), generator_);
+      for (auto& [there, other] : written) there.copy_(other);
       return computed_ = true;
     } catch (const c10::Error& error) {
       const std::string said = error.what_without_backtrace();
@@ -574,6 +583,9 @@ Operator described(const Handle& handle) {
   op.kernel = kernel_of(handle, c10::DispatchKey::CUDA);
   op.of_torch = is_of_torch(handle.operator_name());
   op.rule = op.of_torch ? rule_of(handle.operator_name().name) : Rule{true};  // how heavy is not known
+  if (op.of_torch && handle.operator_name().overload_name.rfind("dtype", 0) == 0) {
+    op.rule.take_overload_for_type(handle.operator_name().name);
+  }
   if (op.rule.stand_in) {
     op.on_cpu = c10::Dispatcher::singleton().findSchema({op.rule.stand_in, ""});
   } else if (handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {

@@ -254,6 +254,11 @@ std::string any_out_of_bounds(const c10::IValue& indices, const at::Tensor& valu
 
 }  // namespace
 
+void Rule::take_overload_for_type(const std::string& name) {
+  if (is_one_of(name, {"mm", "bmm"})) compute = product_in;
+  if (is_one_of(name, {"addmm", "baddbmm"})) compute = product_added_in;
+}
+
 size_t Rule::most_bytes(at::ScalarType type) const {
   if (heavy) return 128 * kKiB;
   if (compares) return 4 * kMiB * c10::elementSize(type);
@@ -269,8 +274,12 @@ bool Rule::is_never_in_doubt(const Arguments& given) const {
 }
 
 long Rule::answer(const Arguments& given, const Arguments& results) const {
+  if (counts_true && given[0].toTensor().scalar_type() == at::kBool) {
+    return on_host(given[0].toTensor()).sum().item().toLong();
+  }
   if (counts_changes) return most_changes(on_host(given[0].toTensor()), given[1].toInt());
-  return results[0].isBool() ? results[0].toBool() : results[0].toTensor().size(0);
+  if (results[0].isBool()) return results[0].toBool();
+  return results[0].toTensor().size(counts_along_axis ? given[1].toInt() : 0);
 }
 
 std::optional<long> Rule::answer_unseen(const Arguments& given) const {
@@ -331,6 +340,8 @@ Rule rule_of(const std::string& name) {
   rule.heavy = is_one_of(name, kHeavy) && !is_one_of(name, kLight);
   rule.host_reads = is_one_of(name, kHostReads);
   rule.counts_changes = is_one_of(name, {"mode"});
+  rule.counts_along_axis = is_one_of(name, {"unique_dim", "unique_dim_consecutive"});
+  rule.counts_true = is_one_of(name, {"_unique", "_unique2"});
   rule.compares = is_one_of(name, kCompares);
   rule.tells_shape = is_one_of(name, kTellShape);
   rule.chooses = is_one_of(name, kChoose);

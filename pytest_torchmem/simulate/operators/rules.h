@@ -22,6 +22,8 @@ struct Rule {
   bool heavy = false;             // takes more time than it has bytes
   bool host_reads = false;        // its kernel's host part reads a number: a length, or equality
   bool counts_changes = false;    // the number is how often a sorted row changes
+  bool counts_along_axis = false; // the number is how long the result is along an axis that is given
+  bool counts_true = false;       // of truth values the number is how many are true
   bool tells_shape = false;       // its kernel's host part reads how long its result is
   bool compares = false;          // returns a mask: as many numbers are compared as a mask may have
   bool chooses = false;           // returns places, of the largest or of those that are drawn
@@ -47,6 +49,8 @@ struct Rule {
   size_t axis_argument = 0;       // where it is told along which axis to choose; 0 if it does not
   Indexed indexed = Indexed::kNothing;
 
+  // Products have an overload for a result of another kind, and the CPU has no kernel for it.
+  void take_overload_for_type(const std::string& name);
   // How many bytes a tensor may have for the operator to be computed.
   size_t most_bytes(at::ScalarType type) const;
   // Whether its answer is the same for whatever values: whether they are finite, or equal themselves.

@@ -391,7 +391,21 @@ def test_a_workspace_is_scratch_of_a_known_size_that_no_tensor_has():
     assert label_of(profile, result) is Category.TEMPORARY
 
 
-def test_a_workspace_may_be_freed_with_its_product_and_scratch_of_a_convolution_is_none():
+def test_scratch_that_a_library_plans_is_a_workspace_of_any_size():
+    b = TraceBuilder()
+    with b.op("aten::convolution_backward"):
+        planned, gradient = b.alloc(100), b.alloc(64)
+        b.free(planned)
+    with b.op("aten::add"):
+        result, other = b.alloc(64), b.alloc(100)
+        b.free(other)
+    profile = analyze_trace(workspace_trace(b))
+    assert label_of(profile, planned) is Category.WORKSPACE
+    assert label_of(profile, other) is Category.TEMPORARY
+    assert {label_of(profile, one) for one in (gradient, result)} == {Category.TEMPORARY}
+
+
+def test_a_workspace_may_be_freed_with_its_product_or_stay():
     b = TraceBuilder()
     with b.op("aten::addmm"):
         _, workspace = b.alloc(64), b.alloc(4096)
@@ -403,7 +417,7 @@ def test_a_workspace_may_be_freed_with_its_product_and_scratch_of_a_convolution_
         _, kept = b.alloc(64), b.alloc(4096)
     profile = analyze_trace(workspace_trace(b))
     assert label_of(profile, workspace) is Category.WORKSPACE
-    assert label_of(profile, freed) is Category.TEMPORARY
+    assert label_of(profile, freed) is Category.WORKSPACE
     assert label_of(profile, kept) is Category.WORKSPACE
 
 

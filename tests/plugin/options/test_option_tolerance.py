@@ -79,8 +79,8 @@ def test_where_a_limit_fails_too_the_advice_says_so(project, monkeypatch):
     )
     project.update()
     monkeypatch.setenv("SIZE", "110")
-    project.run().stdout.fnmatch_lines(["if this change is wanted, accept it with"])
+    project.run().stdout.fnmatch_lines(["if this change is wanted, accept it: pytest *"])
     monkeypatch.setenv("SIZE", "130")
     project.run().stdout.fnmatch_lines(
-        ["if this change is wanted, raise the limit that fails, too, and accept it with"]
+        ["if this change is wanted, raise the limit that fails, too, and accept it: pytest *"]
     )

@@ -154,13 +154,17 @@ def test_a_failure_shows_what_grew_and_how_to_accept_it():
     assert failure_text([verdict], "", "pytest t.py --accept").splitlines() == [
         "memory peaked too high",
         "",
-        "grown against the baseline (tolerance 2 %), in all +4.0 MiB (+100 %):",
-        "  change       of                             operator    module    source",
-        "+4.0 MiB  new  activation 3.0, temporary 1.0  aten::mm    net       src/net.py:3 forward",
+        "grown against the baseline (tolerance 2 %), in all +4.0 MiB (+100 %), all at that line",
         "note: seen late",
         "",
-        "if this change is wanted, accept it with",
-        "    pytest t.py --accept",
+        "if this change is wanted, accept it: pytest t.py --accept",
+    ]
+    more = replace(verdict, changed=ChangedNumber("total", 4 * MiB, 9 * MiB))
+    assert failure_text([more], "", "").splitlines()[2:6] == [
+        "grown against the baseline (tolerance 2 %), in all +5.0 MiB (+125 %):",
+        "  change       of                             operator    module    source",
+        "+4.0 MiB  new  activation 3.0, temporary 1.0  aten::mm    net       src/net.py:3 forward",
+        "and +1.0 MiB too small to be listed",
     ]
     over = replace(finding, kind=FindingKind.OVER_LIMIT, key="total", lines=())
     both = replace(verdict, findings=(finding, over))
@@ -183,7 +187,7 @@ def test_a_long_table_says_what_it_leaves_out():
 def test_a_problem_comes_before_numbers():
     verdict = Verdict(result(made(1)), (Finding(FindingKind.GROWN, "total", "memory peaked", 1),))
     lines = failure_text([verdict], "the file is broken", "").splitlines()
-    assert lines[:3] == ["the file is broken", "", "also: memory peaked"]
+    assert lines[:2] == ["the file is broken", "also: memory peaked"]
 
 
 def test_of_several_windows_the_most_telling_failure_leads():
