@@ -78,7 +78,7 @@ def test_the_same_is_stored_and_judged_beside_another_plugin(
     assert (outcomes["failed"], outcomes["passed"]) == (2, 4)
     result.stdout.fnmatch_lines(
         [
-            "*memory peaked at 40.0 MiB, +20.0 MiB (+100 %) over the base*",
+            "*40.0 MiB *grown, +20.0 MiB (+100 %)*",
             "memory: 2 failed (2 over a limit or baseline), 4 *",
         ]
     )

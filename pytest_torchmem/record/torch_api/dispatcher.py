@@ -14,12 +14,6 @@ CHECKED: Final[Checked] = {
     "torch._C.DisableTorchFunction": ("2.10.0", "2.15.0"),
     "torch._C._DisableTorchDispatch": ("2.10.0", "2.15.0"),
     "torch._C._jit_get_schemas_for_operator": ("2.10.0", "2.15.0"),
-    "torch._C._fft": ("2.10.0", "2.15.0"),
-    "torch._C._linalg": ("2.10.0", "2.15.0"),
-    "torch._C._nested": ("2.10.0", "2.15.0"),
-    "torch._C._nn": ("2.10.0", "2.15.0"),
-    "torch._C._sparse": ("2.10.0", "2.15.0"),
-    "torch._C._special": ("2.10.0", "2.15.0"),
     "torch._ops.OpOverload._schema": ("2.10.0", "2.15.0"),
 }
 
