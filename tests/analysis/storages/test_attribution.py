@@ -67,7 +67,8 @@ def test_operators_between_calls_and_in_a_loop_have_their_lines(x):
     found = made(body)
     assert lines_of(found, "aten::add") == [line("in the loop")]
     assert lines_of(found, "aten::div") == [line("after the call")]
-    assert [c.count for c in found if c.operator == "aten::add"] == [3]
+    # Each makes a tensor of the number, too.
+    assert [c.count for c in found if c.operator == "aten::add"] == [6]
 
 
 def test_an_expression_over_several_lines_is_told_apart(x):
@@ -162,7 +163,7 @@ def test_the_same_function_from_two_places_is_one_line_each(x):
 def test_the_operator_is_the_one_with_a_reason_to_allocate(x):
     found = made(lambda: (x.double(), torch.zeros(SIZE), torch.cat([x, x]), torch.empty(SIZE)))
     assert {c.operator for c in found} == {
-        "aten::_to_copy",
+        "aten::to",
         "aten::zeros",
         "aten::cat",
         "aten::empty",
@@ -175,7 +176,7 @@ def test_what_an_optimizer_makes_is_of_its_phase():
     layer(torch.ones(1, 64)).sum().backward()
     found = made(optimizer.step)
     assert all(c.phase is Phase.OPTIMIZER for c in found)
-    assert "aten::sqrt" in {c.operator for c in found}
+    assert "aten::_foreach_sqrt" in {c.operator for c in found}
 
 
 # --- modules ----------------------------------------------------------------------------------
@@ -213,8 +214,8 @@ def batch() -> torch.Tensor:
 def test_repeated_layers_are_one_and_a_slice_of_them_is_no_module(batch):
     net = Net()
     found = made(lambda: net(batch))
-    assert modules(found, "aten::addmm") == {"Net.layers.*.up": 3}
-    assert modules(found, "aten::clamp_min") == {"Net.layers.*": 3}
+    assert modules(found, "aten::linear") == {"Net.layers.*.up": 3}
+    assert modules(found, "aten::relu") == {"Net.layers.*": 3}
 
 
 def test_a_backward_pass_belongs_to_the_module_of_its_forward(batch):
@@ -230,7 +231,7 @@ def test_what_runs_again_is_recomputed_in_its_module(batch, use_reentrant):
     net = Net()
     batch.requires_grad_()
     found = made(lambda: checkpoint(net, batch, use_reentrant=use_reentrant).sum().backward())
-    again = {c.module for c in found if (c.operator, c.phase) == ("aten::addmm", Phase.RECOMPUTE)}
+    again = {c.module for c in found if (c.operator, c.phase) == ("aten::linear", Phase.RECOMPUTE)}
     assert again == {"Net.layers.*.up"}
 
 
@@ -243,7 +244,7 @@ def test_a_copy_of_a_model_is_a_model_of_its_own(batch):
         return twin
 
     found = made(body)
-    assert modules(found, "aten::addmm") == {"Net.layers.*.up": 3}
+    assert modules(found, "aten::linear") == {"Net.layers.*.up": 3}
     parameters = {c.module for c in found if c.category.value == "parameter"}
     assert parameters == {"Net.layers.*.up.weight", "Net.layers.*.up.bias"}
 
@@ -258,13 +259,13 @@ def test_a_model_in_another_one_is_known_by_the_outer_one(batch):
             return self.inner(value)
 
     found = made(lambda: Outer()(batch))
-    assert modules(found, "aten::addmm") == {"Outer.inner.layers.*.up": 3}
+    assert modules(found, "aten::linear") == {"Outer.inner.layers.*.up": 3}
 
 
 def test_a_compiled_wrapper_is_no_part_of_the_path(batch):
     net = Net()
     wrapped = torch.compile(net, disable=True)
-    assert modules(made(lambda: wrapped(batch)), "aten::addmm") == {"Net.layers.*.up": 3}
+    assert modules(made(lambda: wrapped(batch)), "aten::linear") == {"Net.layers.*.up": 3}
 
 
 def test_code_outside_every_module_has_none(x):
@@ -285,7 +286,7 @@ def test_labels_are_the_users_annotations_outermost_first(x):
         optimizer.step()
 
     found = made(body)
-    (product,) = [c for c in found if c.operator == "aten::addmm"]
+    (product,) = [c for c in found if c.operator == "aten::linear"]
     assert product.labels == ("step", "loss")
     assert {c.labels for c in found if c.phase is Phase.OPTIMIZER} == {()}
 
