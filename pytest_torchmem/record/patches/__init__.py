@@ -1,7 +1,8 @@
 """Everything that is put into torch and Python while a body runs, and how it is taken out again.
 
-`PATCHES` is the one table of it: nothing that is not in it can be put in place, and nothing is in
-place before a recording begins or after it has ended. The last that came is the first that goes.
+`PATCHES` is the table of it: nothing that is in it is in place before a recording begins or after
+it has ended, and the last that came is the first that goes. `STAYING` has what stays. Nothing that
+is in neither can be put in place.
 
 A body may do the same: it may replace ``time.time_ns``, or count who calls ``gc.disable``. What we
 call while it runs is imported by its name.
