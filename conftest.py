@@ -136,6 +136,7 @@ NIGHTLY: tuple[str, ...] = (
     "tests/analysis/storages/test_labels.py::test_labels_are_right_for_compiled_code[inductor_transformer]",
     "tests/analysis/storages/test_labels.py::test_labels_are_right_for_transformers",
     "tests/analysis/torch_view/test_torch_labels.py",
+    "tests/cli/test_bisect.py::test_a_commit_that_gives_no_number_is_said",
     "tests/distributed/test_launchers.py",
     "tests/faults/test_flags.py::test_an_option_of_python_changes_nothing[-O]",
     "tests/faults/test_fuzz.py::test_ten_thousand",

@@ -121,5 +121,5 @@ def test_a_test_that_grows_on_one_rank_fails_there_alone(project):
     assert " over the baseline of " in grown.stdout
     assert "torchmem, rank 1 of 2" in grown.stdout
     accepts = f"torchrun --nproc-per-node {RANKS} -m pytest test_job.py::test_ddp"
-    assert f"    {accepts} --torchmem-update-baseline\n" in grown.stdout
+    assert f" {accepts} --torchmem-update-baseline\n" in grown.stdout
     assert f"1 failed, {len(NAMES) - 1} passed" in grown.stdout
