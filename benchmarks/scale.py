@@ -21,7 +21,7 @@ from datetime import date
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.analysis.caching_allocator import (
+from pytest_torchmem.allocator import (
     AllocatorSettings,
     RequestLog,
     Requests,

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from pytest_torchmem.analysis.caching_allocator import Request
+from pytest_torchmem.allocator import Request
 from pytest_torchmem.store.snapshots import load_snapshot
 from pytest_torchmem.values.results import Counters
 

@@ -1,6 +1,5 @@
 """Public names for annotations: the types that results, profiles and their parts have."""
 
-from pytest_torchmem.analysis.caching_allocator.allocator_history import Refusal
 from pytest_torchmem.analysis.estimated.estimated_result import Estimate, NodeBytes
 from pytest_torchmem.analysis.events.averages import Average
 from pytest_torchmem.analysis.events.calls import CallList
@@ -36,7 +35,6 @@ __all__ = [
     "Peak",
     "Phase",
     "RankResult",
-    "Refusal",
     "Retained",
     "Source",
     "Span",

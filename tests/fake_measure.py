@@ -189,7 +189,7 @@ class BodyMeasurement:
         region._stop = len(state["used"])
 
     def simulate(self, settings="", capacity=None):
-        from pytest_torchmem.analysis.caching_allocator import Requests, simulate
+        from pytest_torchmem.allocator import Requests, simulate
 
         sizes = [contributor.size_bytes for contributor, _ in state["used"]]
         return simulate(Requests.from_columns([True] * len(sizes), sizes, range(len(sizes))))

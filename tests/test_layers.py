@@ -32,7 +32,7 @@ ALLOWED = {
     },
     "cli": {"values", "contexts", "simulate", "analysis", "report", "store", "measuring"},
     # Public names alone, from where they are made.
-    "allocator": {"analysis"},
+    "allocator": {"values", "analysis"},
     "hooks": {"analysis", "plugin"},
     "types": {"values", "analysis", "measuring"},
 }

@@ -13,14 +13,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_torchmem.analysis.caching_allocator import (
+from pytest_torchmem.analysis.caching_allocator.allocator_run import (
     AllocatorRun,
-    AllocatorSettings,
     Fit,
-    Requests,
     fits,
     simulate,
 )
+from pytest_torchmem.analysis.caching_allocator.allocator_settings import AllocatorSettings
+from pytest_torchmem.analysis.caching_allocator.requests import Requests
 from pytest_torchmem.analysis.storages.evidence import Evidence
 from pytest_torchmem.values.findings import COUNTERS
 from pytest_torchmem.values.results import Result

@@ -20,21 +20,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_torchmem.analysis.caching_allocator import (
-    AllocatorRun,
-    AllocatorSettings,
-    BackwardsLayout,
+from pytest_torchmem.analysis.caching_allocator.allocator_history import (
     History,
-    PlacedSegment,
-    Requests,
     StackFrame,
     TraceEntry,
     default_pools,
     read_history,
-    simulate,
 )
-from pytest_torchmem.analysis.caching_allocator.layout import NO_KEY
-from pytest_torchmem.analysis.caching_allocator.requests import Request
+from pytest_torchmem.analysis.caching_allocator.allocator_run import AllocatorRun, simulate
+from pytest_torchmem.analysis.caching_allocator.allocator_settings import AllocatorSettings
+from pytest_torchmem.analysis.caching_allocator.backwards import BackwardsLayout
+from pytest_torchmem.analysis.caching_allocator.layout import NO_KEY, PlacedSegment
+from pytest_torchmem.analysis.caching_allocator.requests import Request, Requests
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.sampling import StorageLives, sketch_timeline, with_holders
 from pytest_torchmem.analysis.storages.attribution import grouped

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 
-from pytest_torchmem.analysis.caching_allocator import Requests
+from pytest_torchmem.analysis.caching_allocator.requests import Requests
 from pytest_torchmem.analysis.gpu_questions import with_counters
 from pytest_torchmem.analysis.judge.holders import explain_retained
 from pytest_torchmem.analysis.judge.verdict import judge_limits, sentences

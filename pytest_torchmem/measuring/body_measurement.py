@@ -14,7 +14,7 @@ from threading import get_ident
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
-from pytest_torchmem.analysis.caching_allocator import Requests
+from pytest_torchmem.analysis.caching_allocator.requests import Requests
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.judge.holders import Held, LeftBehind
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
@@ -101,7 +101,7 @@ class _Stretch(GpuQuestions):
         """Return the time on the recording's clock, which nobody sets while it runs."""
 
     def freed(self) -> tuple[Contributor, ...]:
-        """What it made and freed, by origin. Raises what `allocator_requests` does."""
+        """Return what it made and freed, by origin. Raises what `allocator_requests` does."""
         return self._analysed().freed()
 
     def free_in_private_pools(self) -> int:

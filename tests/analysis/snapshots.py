@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_torchmem.analysis.caching_allocator import AllocatorRun, BlockState, Request, Requests
+from pytest_torchmem.allocator import AllocatorRun, BlockState, Request, Requests
 
 _STATES = {BlockState.IN_USE: "active_allocated", BlockState.FREE: "inactive"}
 

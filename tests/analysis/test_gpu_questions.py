@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pytest_torchmem.analysis.caching_allocator import AllocatorSettingsError, Request
+from pytest_torchmem.allocator import AllocatorSettingsError, Request
 from pytest_torchmem.analysis.estimated.estimated_result import Estimate, requests_of_run
 from pytest_torchmem.analysis.gpu_questions import with_counters
 from pytest_torchmem.analysis.judge.verdict import judge_limits

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.caching_allocator import RequestLog, Requests, simulate
+from pytest_torchmem.allocator import RequestLog, Requests, simulate
 from pytest_torchmem.analysis.snapshot import read_snapshot, read_snapshots
 from pytest_torchmem.values.contributors import Phase
 from pytest_torchmem.values.errors import DeviceError, RequestError, SnapshotError
@@ -227,7 +227,7 @@ def test_a_range_of_addresses_may_lie_anywhere_and_a_block_within_it_may_not():
 
 
 def settings_of(text):
-    from pytest_torchmem.analysis.caching_allocator import AllocatorSettings
+    from pytest_torchmem.allocator import AllocatorSettings
 
     return AllocatorSettings.parse(text)
 

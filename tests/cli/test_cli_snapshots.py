@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from pytest_torchmem.analysis.caching_allocator import RequestLog, simulate
+from pytest_torchmem.allocator import RequestLog, simulate
 from pytest_torchmem.values.units import MiB
 from tests.analysis.snapshots import snapshot_of
 

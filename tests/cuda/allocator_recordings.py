@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pytest_torchmem.analysis.caching_allocator import (
+from pytest_torchmem.allocator import (
     AllocatorRun,
     AllocatorSettings,
     Requests,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
-from pytest_torchmem.analysis.caching_allocator import AllocatorSettings
+from pytest_torchmem.allocator import AllocatorSettings
 from pytest_torchmem.analysis.caching_allocator.allocator_settings import UNLIMITED_BYTES
 from pytest_torchmem.analysis.caching_allocator.blocks import DeviceMemory
 from pytest_torchmem.analysis.caching_allocator.device import Device

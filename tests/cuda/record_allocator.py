@@ -31,7 +31,7 @@ import torch
 _ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(_ROOT))
 
-from pytest_torchmem.analysis.caching_allocator import (  # noqa: E402
+from pytest_torchmem.allocator import (  # noqa: E402
     Request,
     RequestLog,
     read_history,

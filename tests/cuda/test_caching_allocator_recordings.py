@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.analysis.caching_allocator import RequestLog, simulate
+from pytest_torchmem.allocator import RequestLog, simulate
 from tests.cuda.allocator_recordings import COUNTERS, FOLDER, Recording, differences
 
 RECORDER = Path(__file__).with_name("record_allocator.py")

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 from _pytest.config import get_config
 
-from pytest_torchmem.analysis.caching_allocator import AllocatorSettings, RequestLog, simulate
+from pytest_torchmem.allocator import AllocatorSettings, RequestLog, simulate
 from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.analysis.sampling import sketch
 from pytest_torchmem.cli.main import main

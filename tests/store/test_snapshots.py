@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from pytest_torchmem.analysis.caching_allocator import RequestLog, simulate
+from pytest_torchmem.allocator import RequestLog, simulate
 from pytest_torchmem.store.snapshots import load_snapshot
 from pytest_torchmem.values.errors import SnapshotError
 from pytest_torchmem.values.units import MiB

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from pytest_torchmem.analysis.caching_allocator import Requests
+from pytest_torchmem.analysis.caching_allocator.requests import Requests
 from pytest_torchmem.analysis.estimated import static
 from pytest_torchmem.analysis.estimated.static import Releasable
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions

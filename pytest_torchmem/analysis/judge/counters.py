@@ -22,13 +22,13 @@ _TAILS: Final = "was the ends of blocks, too small to be split off"
 
 
 class Allocated(Protocol):
-    """What a window allocated, for who asks."""
+    """Answers what a window allocated."""
 
     def freed(self) -> Sequence[Contributor]:
-        """What it allocated and freed: of that are the bytes that no tensor holds any more."""
+        """Return what it allocated and freed: the bytes that no tensor holds are of that."""
 
     def free_in_private_pools(self) -> int:
-        """The bytes that are free in private pools at its end."""
+        """Return the bytes that are free in private pools at its end."""
 
 
 def told_by_allocator(

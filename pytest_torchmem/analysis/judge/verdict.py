@@ -112,18 +112,7 @@ def judge_baseline(
     moved: list[Difference] = []
     for number in numbers:
         allowed = stored.allowance(number.key, allowance)
-        change = allowed.compare(number.after_bytes, number.before_bytes)
-        if change is Change.GROWN:
-            labels = causes.moved_labels(sides.lines(number.key, number.by_bytes))
-            moved += labels
-            without_bytes = number.after_bytes - sum(part.size_bytes for part in labels)
-            if allowed.compare(without_bytes, number.before_bytes) is not Change.GROWN:
-                change = Change.WITHIN
-        elif change is Change.SHRUNK:
-            lost_bytes = sum(p.size_bytes for p in moved if p.was and p.was.value == number.key)
-            with_bytes = number.after_bytes + lost_bytes
-            if allowed.compare(with_bytes, number.before_bytes) is not Change.SHRUNK:
-                change = Change.WITHIN
+        change = _change_less_moved(number, allowed, sides, moved)
         changes.add(change)
         if change is Change.GROWN:
             finding = Finding(
@@ -161,6 +150,27 @@ def judge_baseline(
         changed=changed,
         lines=lines,
     )
+
+
+def _change_less_moved(
+    number: ChangedNumber, allowed: Allowance, sides: _Sides, moved: list[Difference]
+) -> Change:
+    """Return how a number changed by more than what other categories gave to it or took.
+
+    What a category that grew got is added to ``moved``.
+    """
+    change = allowed.compare(number.after_bytes, number.before_bytes)
+    if change is Change.GROWN:
+        labels = causes.moved_labels(sides.lines(number.key, number.by_bytes))
+        moved += labels
+        got_bytes = sum(part.size_bytes for part in labels)
+        still = allowed.compare(number.after_bytes - got_bytes, number.before_bytes)
+        return change if still is change else Change.WITHIN
+    if change is Change.SHRUNK:
+        lost_bytes = sum(p.size_bytes for p in moved if p.was and p.was.value == number.key)
+        still = allowed.compare(number.after_bytes + lost_bytes, number.before_bytes)
+        return change if still is change else Change.WITHIN
+    return change
 
 
 def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:

@@ -36,7 +36,7 @@ class ModuleStatement:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an imported name is from; ``name`` is ``""`` for a module itself, ``*`` for all."""
+    """The origin of an imported name; ``name`` is ``""`` for a module itself, ``*`` for all."""
 
     module: str
     name: str

@@ -270,7 +270,7 @@ class RowReader:
 
 
 class _NotedRows:
-    """What all threads noted, a column at a time: parents, ends and rows count over all threads.
+    """The rows of all threads, a column at a time: parents, ends and rows count over all threads.
 
     Each column is a copy. The table itself lies in the library.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_torchmem.analysis.caching_allocator import AllocatorSettings, RequestLog, simulate
+from pytest_torchmem.allocator import AllocatorSettings, RequestLog, simulate
 
 
 def run(log, conf="", capacity_bytes=None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytest_torchmem.analysis.caching_allocator import (
+from pytest_torchmem.allocator import (
     Refusal,
     Request,
     RequestError,

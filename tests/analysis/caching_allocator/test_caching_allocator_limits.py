@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchmem.analysis.caching_allocator import RequestError, RequestLog
+from pytest_torchmem.allocator import RequestError, RequestLog
 from pytest_torchmem.values.errors import AllocatorSettingsError
 from pytest_torchmem.values.units import MiB
 from tests.analysis.caching_allocator.allocator_logs import last, log_of, run

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.caching_allocator import (
+from pytest_torchmem.allocator import (
     AllocatorSettings,
     BlockState,
     PlacedBlock,
@@ -17,10 +17,10 @@ from pytest_torchmem.analysis.caching_allocator import (
     Request,
     RequestLog,
     Requests,
-    expandable,
     fits,
     simulate,
 )
+from pytest_torchmem.analysis.caching_allocator import expandable
 from pytest_torchmem.values.units import KiB, MiB
 
 CONFS = (

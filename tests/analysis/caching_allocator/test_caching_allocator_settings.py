@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.caching_allocator import (
+from pytest_torchmem.allocator import (
     UNLIMITED_BYTES,
     AllocatorSettings,
     AllocatorSettingsError,
