@@ -118,6 +118,8 @@ def test_a_census_looks_at_everything_only_when_it_must(
     assert not looks_at_everything(census, monkeypatch)
     for generation in (1, 2):
         alive.append(Base())
+        gc.collect(0)  # in the second generation now
+        alive.append(Base())
         gc.collect(generation)
         assert looks_at_everything(census, monkeypatch) != bool(census._callback)
 
