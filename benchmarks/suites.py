@@ -2,10 +2,11 @@
 
     python -m benchmarks suites CHECKOUT tests/of/it [...] [--name NAME] [--output FILE.md]
 
-Runs the tests six times in processes of their own: without the plugin; with the plugin and no marker; with every test marked with ``memory_baseline`` and its baseline written;
-compared with it in order, shuffled, and on two workers. A run before these leaves Python's compiled
-files. Shown are the tests whose outcome is another than without the plugin, which for a comparison
-are false alarms, the processor time and the peak of the resident memory.
+Runs the tests six times in processes of their own: without the plugin; with it and no marker; with
+every test marked with ``memory_baseline`` and its baseline written; compared with it in order,
+shuffled, and on two workers. A run before these leaves Python's compiled files. Shown are the tests
+whose outcome is another than without the plugin, which for a comparison are false alarms, the
+processor time and the peak of the resident memory.
 """
 
 from __future__ import annotations
