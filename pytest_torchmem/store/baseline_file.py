@@ -141,9 +141,12 @@ def _parts(key: str, rows: list[Row], path: Path) -> dict[str, Json]:
 
 def check_row(row: object) -> None:
     """Raise `ValueError` for anything that is not a row."""
-    is_named = isinstance(row, list) and [type(text) for text in row[:2]] == [str, str]
-    if not is_named or not (len(row) == 2 or row[1] in KINDS or (row[1], len(row)) == ("id", 4)):
-        raise ValueError(f"{shown(row)} is not a row of a baseline")
+    match row:
+        case [str(), str()] | [str(), "id", _, _]:
+            return
+        case [str(), str(kind), *_] if kind in KINDS:
+            return
+    raise ValueError(f"{shown(row)} is not a row of a baseline")
 
 
 def parse_entries(data: object, origins: Path | None = None) -> StoredEntries:
