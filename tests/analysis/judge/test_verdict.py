@@ -587,3 +587,59 @@ def test_the_largest_line_alone_is_the_cause_where_there_is_nothing_to_compare_w
     (finding,) = judge_limits(result, {"total": MiB})
     assert sorted(cause.size_bytes for cause in finding.causes) == [5 * MiB, 6 * MiB]
     assert finding.place == CodeLines("net.py", 9, 9)
+
+
+def on_a_simulated_gpu(size_bytes, reserved_bytes, before=0):
+    counted = Counters(
+        size_bytes,
+        size_bytes,
+        size_bytes,
+        reserved_bytes,
+        reserved_before=before,
+        active_before=before,
+        repeatable=True,
+    )
+    return measured(live(size_bytes), device="cuda:0", counters=counted)
+
+
+def test_reserved_memory_of_a_simulated_gpu_is_compared() -> None:
+    before = on_a_simulated_gpu(100 * MiB, 120 * MiB)
+    verdict = against(before, on_a_simulated_gpu(100 * MiB, 160 * MiB))
+    assert verdict.change is Change.GROWN
+    (finding,) = verdict.findings
+    assert finding.key == "reserved"
+    assert finding.numbers == (
+        "reserved memory peaked at 160.0 MiB, +40.0 MiB (+33 %) over the baseline of 120.0 MiB"
+    )
+    # A real GPU may count otherwise in another run.
+    counters = replace(before.counters, repeatable=False)
+    assert against(replace(before, counters=counters), verdict.result).change is Change.SAME
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "reserved_bytes", "change", "keys"),
+    [
+        (100 * MiB, 140 * MiB, Change.WITHIN, []),  # a segment more
+        (100 * MiB, 90 * MiB, Change.SHRUNK, []),
+        (150 * MiB, 170 * MiB, Change.GROWN, ["total", "activation"]),  # as the peak has it
+        (150 * MiB, 220 * MiB, Change.GROWN, ["total", "activation", "reserved"]),
+        (50 * MiB, 70 * MiB, Change.SHRUNK, []),
+        (50 * MiB, 120 * MiB, Change.SHRUNK, []),
+    ],
+)
+def test_reserved_memory_grows_by_what_goes_beyond_the_peak(
+    size_bytes, reserved_bytes, change, keys
+):
+    before = on_a_simulated_gpu(100 * MiB, 120 * MiB)
+    verdict = against(before, on_a_simulated_gpu(size_bytes, reserved_bytes))
+    assert (verdict.change, [finding.key for finding in verdict.findings]) == (change, keys)
+
+
+def test_reserved_memory_that_began_otherwise_is_not_compared_and_that_is_said() -> None:
+    before = on_a_simulated_gpu(100 * MiB, 120 * MiB)
+    verdict = against(before, on_a_simulated_gpu(100 * MiB, 400 * MiB, before=30 * MiB))
+    assert verdict.change is Change.SAME
+    assert verdict.result.notes == (
+        "reserved memory is not compared with the baseline: other tests or fixtures hold another "
+        "amount on the device than when it was stored",
+    )
