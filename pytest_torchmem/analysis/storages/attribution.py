@@ -127,7 +127,7 @@ class Attribution:
         return self.contributors([storage])[0]
 
     def origin(self, storage: int) -> Contributor:
-        """Return the category and the origin of one storage, without its bytes; equal ones are one."""
+        """Return a storage's category and origin, without its bytes; equal ones are one object."""
         found = self._origins.get(storage)
         if found is None:
             found = self._find_origin(storage)
