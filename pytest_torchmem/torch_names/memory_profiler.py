@@ -34,7 +34,7 @@ from pytest_torchmem.record.profiled.mentions import signature_of
 from pytest_torchmem.record.torch_api import dispatcher, profiler
 from pytest_torchmem.torch_names import utils
 from pytest_torchmem.values.contributors import Category as OurCategory
-from pytest_torchmem.values.trace import Mutable, Scope
+from pytest_torchmem.values.trace import Mutable
 from pytest_torchmem.values.units import Device
 
 #: torch's seven categories, numbered as there.
@@ -102,8 +102,8 @@ def extract_parameters(event: AnyEvent) -> Iterator[TensorKey]:
 
 def extract_gradients(event: AnyEvent) -> Iterator[tuple[TensorKey | None, TensorKey]]:
     """Yield the gradients that an event shows, each with its parameter where that is known."""
-    scopes = get_scopes(event) if event.name == "torch::autograd::AccumulateGrad" else ()
-    if scopes and scopes[0].name == Scope.BACKWARD_FUNCTION.name:
+    is_node = event.tag.name == "TorchOp" and get_scopes(event)[0].name == "BACKWARD_FUNCTION"
+    if is_node and event.name == "torch::autograd::AccumulateGrad":
         keeps = [e for e in event.children[:1] if e.name in ("aten::detach", "aten::add_")]
         for kept in (e.extra_fields.inputs[0] for e in keeps):
             if isinstance(kept, profiler.TensorMetadata) and (key := TensorKey.from_tensor(kept)):

@@ -24,6 +24,7 @@ from pytest_torchmem.analysis.events.op_tree import build_op_tree
 from pytest_torchmem.measuring.events import Events
 from pytest_torchmem.record.profiled.from_profiler import kind_by_name
 from pytest_torchmem.record.recorded_tables import StringTable
+from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values import trace
 
 T = TypeVar("T")
@@ -62,7 +63,6 @@ class EventMetrics:
 
     @property
     def fraction_idle_time(self) -> float:
-        """The idle part, between 0 and 1."""
         return self.idle_time_ns / self.duration_time_ns if self.duration_time_ns else 0.0
 
 
@@ -88,7 +88,7 @@ class EventKey:
         return isinstance(other, EventKey) and bool(self.event.id == other.event.id)
 
     def __repr__(self) -> str:
-        return str(self.event.name)
+        return profiler.name_of(self.event)
 
     def intervals_overlap(self, intervals: Iterable[Interval]) -> int:
         """Return for how long the event ran within intervals; where they overlap, once."""
@@ -152,7 +152,7 @@ def _trace_of(events: Sequence[Any], queued: Sequence[tuple[Any, object]]) -> tr
     table = np.zeros(len(events), trace.EVENT)
     table["kind"], table["scope"] = trace.EventKind.TORCH_OP, trace.Scope.FUNCTION
     table["file"] = table["sequence"] = -1
-    table["name"] = [strings.number(str(event.name)) for event in events]
+    table["name"] = [strings.number(profiler.name_of(event)) for event in events]
     table["parent"] = [-1 if e.parent is None else rows[e.parent.id] for e in events]
     table["start_ns"] = [event.start_time_ns for event in events]
     # An event that has not ended has the largest number of C++.
@@ -173,8 +173,7 @@ def index_of_first_match(
     seq: Sequence[T], predicate: Callable[[T], bool], start: int = 0, end: int | None = None
 ) -> int | None:
     """Return the first place from ``start`` to before ``end`` that fits; None without any."""
-    places = range(len(seq))[start:end]
-    return next((place for place in places if predicate(seq[place])), None)
+    return next((n for n in range(len(seq))[start:end] if predicate(seq[n])), None)
 
 
 def argmax(
@@ -187,7 +186,8 @@ def argmax(
 def source_code_location(event: Any) -> str:
     """Return the nearest Python function at or around an event of a profile."""
     while event is not None:
-        if ".py(" in event.name and ")" in event.name:
-            return str(event.name)
+        name = profiler.name_of(event)
+        if ".py(" in name and ")" in name:
+            return name
         event = event.parent
     return "No source code location found"
