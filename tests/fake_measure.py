@@ -150,8 +150,8 @@ class BodyRegion:
     def freed(self):
         return tuple(contributor for contributor, retained in state["used"] if not retained)
 
-    def free_in_private_pools(self):
-        return 0
+    def reserved(self):
+        return ()
 
     def find_holders(self):
         return ()
@@ -206,8 +206,8 @@ class BodyMeasurement:
     def freed(self):
         return tuple(contributor for contributor, retained in state["used"] if not retained)
 
-    def free_in_private_pools(self):
-        return 0
+    def reserved(self):
+        return ()
 
     def stop(self, *, origins=True):
         state["recording"] = False

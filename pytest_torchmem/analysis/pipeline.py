@@ -43,7 +43,7 @@ from pytest_torchmem.analysis.storages.timeline import (
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.findings import Difference
 from pytest_torchmem.values.picture import Span
-from pytest_torchmem.values.results import Counters, Peak, Result, Retained
+from pytest_torchmem.values.results import Counters, Peak, ReservedSegment, Result, Retained
 from pytest_torchmem.values.trace import LOOP, MarkKind, Trace
 from pytest_torchmem.values.units import Device, format_size
 
@@ -351,6 +351,34 @@ class MemoryProfile(GpuQuestions):
         rows = np.flatnonzero(self.evidence.counted & self.evidence.made & died)
         return self.attribution.contributors(rows.tolist())
 
+    def reserved(
+        self, segments: Iterable[ReservedSegment]
+    ) -> tuple[tuple[ReservedSegment, Contributor], ...]:
+        """Return those of the segments that serve the window, each with what came into it first.
+
+        That is what the allocator reserved it for, unless it had the segment before. It has the
+        bytes that nothing was using when the last of them was reserved.
+        """
+        rows = np.flatnonzero(self.evidence.made & self.evidence.mine)
+        rows = rows[np.argsort(self.storages.born[rows], kind="stable")]
+        address = self.storages.ptr[rows].astype(np.int64)
+        found = []
+        for segment in segments:
+            end = segment.address + segment.size_bytes
+            inside = rows[(address >= segment.address) & (address < end)]
+            if len(inside):
+                found.append((segment, inside))
+        born, died = self.storages.born, self.storages.died
+        last = max((born[inside[0]] for _, inside in found), default=0)
+
+        def reserved_for(segment: ReservedSegment, inside: NDArray[np.int64]) -> Contributor:
+            live = inside[(born[inside] <= last) & (died[inside] > last)]
+            free_bytes = segment.size_bytes - int(self.storages.size_bytes[live].sum())
+            one = self.attribution.contributor(int(inside[0]))
+            return replace(one, size_bytes=max(0, free_bytes))
+
+        return tuple((segment, reserved_for(segment, inside)) for segment, inside in found)
+
     def allocated_at_peak(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the allocation event of each storage that was live at the peak, and its bytes.
 
@@ -475,12 +503,13 @@ class MemoryProfile(GpuQuestions):
 
 
 def _telling(contributors: tuple[Contributor, ...]) -> tuple[Contributor, ...]:
-    """The contributors worth a line, out of a list with the largest first."""
-    return tuple(
-        contributor
-        for contributor in contributors[:LIVE_LIMIT]
-        if contributor.size_bytes >= contributors[0].size_bytes * LIVE_PART
-    )
+    """The contributors worth a line, out of a list with the largest first.
+
+    A workspace is as large in a small test as in a large one, and makes nothing beside it small.
+    """
+    own = (c.size_bytes for c in contributors if c.category is not Category.WORKSPACE)
+    least_bytes = next(own, 0) * LIVE_PART
+    return tuple(c for c in contributors[:LIVE_LIMIT] if c.size_bytes >= least_bytes)
 
 
 def _telling_each(contributors: tuple[Contributor, ...]) -> tuple[Contributor, ...]:

@@ -6,7 +6,7 @@ import abc
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from os import PathLike, getpid
@@ -24,7 +24,7 @@ from pytest_torchmem.simulate import GPU_VARIABLE
 from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.errors import RecordingError, is_torchmem_error
 from pytest_torchmem.values.picture import Picture
-from pytest_torchmem.values.results import Fate, Holder, Peak, Result, Retained
+from pytest_torchmem.values.results import Fate, Holder, Peak, ReservedSegment, Result, Retained
 from pytest_torchmem.values.trace import LOOP, MarkKind
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class _Stretch(GpuQuestions):
     """A stretch of a recording: the whole, or a region of it."""
 
     _noted = _NOTHING_NOTED
+    _segments_before: Collection[int] = ()
 
     @abc.abstractmethod
     def _analysed(self) -> MemoryProfile:
@@ -104,11 +105,16 @@ class _Stretch(GpuQuestions):
         """Return what it made and freed, by origin. Raises what `allocator_requests` does."""
         return self._analysed().freed()
 
-    def free_in_private_pools(self) -> int:
-        """The bytes that are free now in the private pools of CUDA graphs."""
-        from pytest_torchmem.record.torch_api.allocator import free_in_private_pools
+    def reserved(self) -> tuple[tuple[ReservedSegment, Contributor], ...]:
+        """Return the segments that it had reserved and that are still there: `profile.reserved`.
 
-        return free_in_private_pools(self._analysed().device)
+        Raises what `allocator_requests` does.
+        """
+        from pytest_torchmem.record.torch_api.allocator import segments
+
+        profile = self._analysed()
+        left = (s for s in segments(profile.device) if s.address not in self._segments_before)
+        return profile.reserved(left)
 
     def picture(self) -> Picture:
         """Its timeline, sampled. Raises what `allocator_requests` does."""
@@ -198,6 +204,7 @@ class BodyMeasurement(_Stretch):
         self._recorder: Recorder | None = None
         self._profile: MemoryProfile | None = None
         self._gaps: Gaps | None = None
+        self._is_from_empty_cache = False
         self._notes: tuple[str, ...] = ()
         self._kept: Mapping[tuple[str, int], Kept] | None = None
 
@@ -207,6 +214,7 @@ class BodyMeasurement(_Stretch):
         Raises `RecordingError` if another profiler is active, or another thread is measured.
         """
         from pytest_torchmem.record.recorder import Recorder
+        from pytest_torchmem.record.torch_api.allocator import segments
 
         recorder = Recorder(self._device, self._say, empties_cache=empties_cache)
         before, is_simulated = _UnderWay.begin(self), GPU_VARIABLE in os.environ
@@ -217,6 +225,9 @@ class BodyMeasurement(_Stretch):
             _UnderWay.now = before
             raise
         self._recorder = recorder
+        self._is_from_empty_cache = empties_cache
+        if empties_cache:
+            self._segments_before = frozenset(s.address for s in segments(self.device))
         if is_simulated:
             from pytest_torchmem.simulate.gaps import gaps_so_far
 
@@ -270,6 +281,8 @@ class BodyMeasurement(_Stretch):
         """The numbers so far; ``origins`` asks for what was alive, too, and where it comes from."""
         profile = self.profile_so_far()
         result = self.told_gaps(profile.result(origins=origins), profile)
+        if result.counters and self._gaps is not None and self._is_from_empty_cache:
+            result = replace(result, counters=replace(result.counters, repeatable=True))
         return replace(result, notes=(*result.notes, *self._notes))
 
     def told_gaps(self, result: Result, profile: MemoryProfile) -> Result:

@@ -17,6 +17,7 @@ from typing import Final
 
 from pytest_torchmem.store.baseline_rows import (
     COLUMNS,
+    KINDS,
     Row,
     encode,
     entry_of,
@@ -132,18 +133,18 @@ def _parts(key: str, rows: list[Row], path: Path) -> dict[str, Json]:
     parts: dict[str, Json] = {}
     for row in rows:
         check_row(row)
-        if row[1] in COLUMNS and parts.setdefault(row[1], row[2:]) != row[2:]:
-            pairs = zip(COLUMNS[row[1]], parts[row[1]], row[2:], strict=False)
+        if row[1] in KINDS and parts.setdefault(row[1], row[2:]) != row[2:]:
+            pairs = zip(KINDS[row[1]], parts[row[1]], row[2:], strict=False)
             raise _changed_twice(path, key, *next(pair for pair in pairs if pair[1] != pair[2]))
     return parts
 
 
 def check_row(row: object) -> None:
     """Raise `ValueError` for anything that is not a row."""
-    if isinstance(row, list) and all(isinstance(text, str) for text in row[:2]):
-        if len(row) == 2:
+    match row:
+        case [str(), str()] | [str(), "id", _, _]:
             return
-        if row[1:2] in [["work"], ["state"]] or (row[1:2] == ["id"] and len(row) == 4):
+        case [str(), str(kind), *_] if kind in KINDS:
             return
     raise ValueError(f"{shown(row)} is not a row of a baseline")
 

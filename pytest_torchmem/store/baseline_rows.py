@@ -9,25 +9,29 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple
 from functools import lru_cache
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from operator import attrgetter
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from pytest_torchmem.values.baseline import BaselineEntry, Numbers
+from pytest_torchmem.values.baseline import RESERVED, BaselineEntry, Numbers, Reserved
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor, Phase, Source
 from pytest_torchmem.values.json_values import Json, read_text, whole_number
 from pytest_torchmem.values.units import format_size
 
 Row: TypeAlias = list[Json]
-"""``[key, sentence]``, ``[name, "work", six numbers]`` or ``[name, "id", number, text]``."""
+"""``[key, sentence]``, ``[name, one of `KINDS`, numbers]`` or ``[name, "id", number, text]``."""
 
 WORK: Final = ("total", "activation", "temporary", "input", "autograd_detail", "workspace")
 STATE: Final = ("retained", "parameter", "gradient", "optimizer_state", "buffer", "unknown")
 COLUMNS: Final = {"work": WORK, "state": STATE}
 """The numbers in the rows of each kind. Most changes of code change one row of the two: what a step
 works with, or what a model holds."""
+
+KINDS: Final = {**COLUMNS, RESERVED: ("reserved", "reserved_before", "active_before")}
+"""The same with the row that only a simulated GPU adds: see `Reserved`."""
 
 _WORDS: Final = {category.value: category.value.replace("_", " ") for category in Category}
 _PEAKS: Final = {kind: attrgetter(*columns[1:]) for kind, columns in COLUMNS.items()}
@@ -51,7 +55,8 @@ def numbers_of(rows: Mapping[str, Json]) -> Numbers:
             raise ValueError(f"its row {kind!r} is missing or not complete")
         amounts.update(zip(columns, map(whole_number, rows[kind]), strict=True))
     total, retained = amounts.pop("total"), amounts.pop("retained")
-    return Numbers(total, CategoryBytes(**amounts), retained)
+    reserved = Reserved(*map(whole_number, rows.get(RESERVED, ())))
+    return Numbers(total, CategoryBytes(**amounts), retained, reserved)
 
 
 def columns_of(numbers: Numbers, kind: str) -> list[int]:
@@ -99,15 +104,17 @@ def entry_lines(key: str, numbers: Numbers) -> list[str]:
         pieces = enumerate(_pieces(key, name), 1)
         rows = [*([name, "id", number, text] for number, text in pieces), *rows]
     rows += ([name, kind, *columns_of(numbers, kind)] for kind in COLUMNS)
+    if numbers.reserved.peak:
+        rows.append([name, RESERVED, *astuple(numbers.reserved)])
     return [*map(row_line, rows)]
 
 
 def are_as_written(key: str, lines: list[str]) -> bool:
     """Return whether lines have the kinds and the order of `entry_lines`; False for a long key."""
-    if len(lines) != 1 + len(COLUMNS):
+    if not len(COLUMNS) < len(lines) <= 1 + len(KINDS):
         return False
     start = f"[{encode(key)}, "
-    kinds = (f'{start}"{kind}", ' for kind in COLUMNS)
+    kinds = [f'{start}"{kind}", ' for kind in KINDS][: len(lines) - 1]
     return lines[0].startswith(f'{start}"') and all(map(str.startswith, lines[1:], kinds))
 
 
@@ -230,6 +237,7 @@ def entry_of(key: str, numbers: Numbers, lines: Iterable[str]) -> BaselineEntry:
         CategoryBytes(unknown=numbers.total),
         numbers.peaks,
         retained=CategoryBytes(unknown=numbers.retained),
+        reserved=numbers.reserved,
     )
 
 
@@ -255,6 +263,7 @@ def _explained(numbers: Numbers, line: str) -> BaselineEntry | None:
             CategoryBytes.from_json(parts["retained"]),
             tuple(map(Contributor.from_json, parts["retained_live"])),
             at_peak_live,
+            numbers.reserved,
         )
     except _WRONG:
         return None

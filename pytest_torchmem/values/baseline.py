@@ -14,9 +14,12 @@ from typing import Final, TypeAlias
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.json_values import JsonFields
 from pytest_torchmem.values.results import Result
-from pytest_torchmem.values.units import format_apart, format_change, format_share, format_size
+from pytest_torchmem.values.units import MiB, format_apart, format_change, format_share, format_size
 
 TOTAL: Final = "total"
+RESERVED: Final = "reserved"
+_SEGMENT_BYTES: Final = 20 * MiB
+"""What CUDA's allocator reserves for a request of 1 to 10 MiB."""
 
 KEPT_CONTRIBUTORS: Final = 64
 """How many of the largest contributors are stored: as many as a result has."""
@@ -47,11 +50,13 @@ class Allowance:
         tolerance: A share of the number.
         floor_bytes: What a number may differ by at least, however small it is.
         floor_share: The share of the test's peak that the floor cannot exceed.
+        aside_bytes: What of a number the share is not taken of: the workspaces in a total.
     """
 
     tolerance: float
     floor_bytes: int
     floor_share: float = math.inf
+    aside_bytes: int = 0
 
     def at(self, peak_bytes: int) -> Allowance:
         """Return the allowance for a test with this peak: in a small test the floor is small."""
@@ -61,13 +66,17 @@ class Allowance:
         return replace(self, floor_bytes=int(self.floor_share * peak_bytes))
 
     def bytes_for(self, baseline_bytes: int) -> int:
-        return max(int(baseline_bytes * self.tolerance), self.floor_bytes)
+        return max(self._share_of(baseline_bytes), self.floor_bytes)
 
     def text_for(self, baseline_bytes: int) -> str:
         """Return the part that decides at this size: ``tolerance 2 %`` or ``floor 1.0 MiB``."""
-        if int(baseline_bytes * self.tolerance) >= self.floor_bytes:
-            return f"tolerance {self.tolerance * 100:g} %"
+        if self._share_of(baseline_bytes) >= self.floor_bytes:
+            of_rest = " of all but workspaces" if self.aside_bytes else ""
+            return f"tolerance {self.tolerance * 100:g} %{of_rest}"
         return f"floor {format_size(self.floor_bytes)}"
+
+    def _share_of(self, baseline_bytes: int) -> int:
+        return int((baseline_bytes - self.aside_bytes) * self.tolerance)
 
     def compare(self, measured_bytes: int, baseline_bytes: int) -> Change:
         allowed = self.bytes_for(baseline_bytes)
@@ -85,6 +94,30 @@ def overall(changes: Collection[Change]) -> Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Reserved(JsonFields):
+    """What an allocator reserved at most, and the state that the body found it in, in bytes.
+
+    All are 0 where another run may count otherwise: on a GPU that is no simulated one.
+    """
+
+    peak: int = 0
+    before: int = 0
+    active_before: int = 0
+
+    @classmethod
+    def measured(cls, result: Result) -> Reserved:
+        counters = result.counters
+        if counters is None or not counters.repeatable:
+            return cls()
+        return cls(counters.reserved, counters.reserved_before, counters.active_before)
+
+    @property
+    def found(self) -> tuple[int, int]:
+        """What the body found: another start may lead to another peak."""
+        return self.before, self.active_before
+
+
+@dataclass(frozen=True, slots=True)
 class BaselineEntry(JsonFields):
     """One stored measurement.
 
@@ -96,6 +129,7 @@ class BaselineEntry(JsonFields):
         retained: What was still alive at the end, by category.
         retained_live: The largest contributors to it, largest first.
         at_peak_live: The largest contributors at the moment of the total's peak, largest first.
+        reserved: What the allocator of a simulated GPU reserved.
     """
 
     total: int
@@ -105,6 +139,7 @@ class BaselineEntry(JsonFields):
     retained: CategoryBytes = field(default_factory=CategoryBytes)
     retained_live: Sequence[Contributor] = ()
     at_peak_live: Sequence[Contributor] = ()
+    reserved: Reserved = Reserved()
 
     @classmethod
     def of(cls, result: Result) -> BaselineEntry:
@@ -126,44 +161,74 @@ class BaselineEntry(JsonFields):
             retained=retained.by_category,
             retained_live=retained.live,
             at_peak_live=peak.live,
+            reserved=Reserved.measured(result),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers of an entry that are compared: the peak, that of each category, the retained."""
+    """The numbers of an entry that are compared: the peak, that of each category, the retained.
+
+    What is reserved is compared where a body finds the allocator as it was found before. It tells
+    no two entries apart.
+    """
 
     total: int
     peaks: CategoryBytes
     retained: int
+    reserved: Reserved = field(default=Reserved(), compare=False)
 
     @classmethod
     def of(cls, entry: BaselineEntry) -> Numbers:
-        return cls(entry.total, entry.peaks, entry.retained.total)
+        return cls(entry.total, entry.peaks, entry.retained.total, entry.reserved)
 
     @classmethod
     def measured(cls, result: Result) -> Numbers:
-        return cls(result.peak.total, result.peak.by_category, result.retained.total)
+        peak, retained = result.peak, result.retained.total
+        return cls(peak.total, peak.by_category, retained, Reserved.measured(result))
 
     @property
     def by_key(self) -> dict[str, int]:
-        """The total, each category's own peak, and what is retained, in this order."""
+        """The total, each category's own peak, and what is retained, in this order.
+
+        What is reserved is the last, where it is known.
+        """
         peaks = ((category._value_, amount) for category, amount in self.peaks.items())
-        return {TOTAL: self.total, **dict(peaks), "retained": self.retained}
+        reserved = {RESERVED: self.reserved.peak} if self.reserved.peak else {}
+        return {TOTAL: self.total, **dict(peaks), "retained": self.retained, **reserved}
 
     def allowance(self, key: str, allowance: Allowance) -> Allowance:
         """Return how far a number of a test like this may be from its baseline.
 
         Libraries take as much for themselves in a small test as in a large one. So their workspaces
-        widen the allowance of no number but those that they are in.
+        widen the allowance of no number but their own. A segment more or less is reserved for a
+        small reason.
         """
-        own = key not in (TOTAL, Category.WORKSPACE._value_)
-        return allowance.at(self.total - own * min(self.peaks.workspace, self.total))
+        if key == RESERVED:
+            floor_bytes = max(_SEGMENT_BYTES, allowance.floor_bytes)
+            return replace(allowance, floor_bytes=floor_bytes, floor_share=math.inf)
+        if key == Category.WORKSPACE._value_:
+            return allowance.at(self.total)
+        workspaces = min(self.peaks.workspace, self.total)
+        aside_bytes = workspaces if key == TOTAL else 0
+        return replace(allowance.at(self.total - workspaces), aside_bytes=aside_bytes)
+
+    def by_workspaces(self, key: str, after: Numbers) -> int:
+        """Return by how much a number differs only because workspaces do: they have their own."""
+        whole, own = after.total - self.total, after.peaks.workspace - self.peaks.workspace
+        least, most = sorted((0, whole))
+        return min(max(own, least), most) if key == TOTAL else 0
 
     def changes(self, after: Numbers) -> list[ChangedNumber]:
-        """Return each number beside the one of a later entry."""
+        """Return each number beside the one of a later entry, as far as they can be compared."""
         later = after.by_key
-        return [ChangedNumber(key, before, later[key]) for key, before in self.by_key.items()]
+        if self.reserved.found != after.reserved.found:
+            later.pop(RESERVED, None)
+        return [
+            ChangedNumber(key, before, later[key])
+            for key, before in self.by_key.items()
+            if key in later
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +283,10 @@ def told_change(
     """
     numbers = before.changes(after)
     changes = [
-        before.allowance(n.key, allowance).compare(n.after_bytes, n.before_bytes) for n in numbers
+        before.allowance(n.key, allowance).compare(
+            n.after_bytes - before.by_workspaces(n.key, after), n.before_bytes
+        )
+        for n in numbers
     ]
     change = overall(changes)
     if changes[0] is change:

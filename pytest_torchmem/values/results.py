@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pytest_torchmem.values import json_values
 from pytest_torchmem.values.contributors import CategoryBytes, Contributor
@@ -141,13 +142,25 @@ class Retained(_PerCategory, JsonFields):
         return self.total - self.freed
 
 
+class ReservedSegment(NamedTuple):
+    """Memory that an allocator has taken from its device in one piece.
+
+    ``is_private`` says that it serves a pool of its own only, such as that of a CUDA graph.
+    """
+
+    address: int
+    size_bytes: int
+    is_private: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Counters(JsonFields):
     """The device allocator's own peaks over the window, in bytes.
 
     ``estimated`` says that no allocator counted them: a simulated one did. What ends in ``before``
     is the same counter when the window began. ``split`` is the most that was free in segments which
-    were partly in use.
+    were partly in use. ``repeatable`` says that each run counts the same: the GPU is simulated, and
+    its allocator's cache was empty at the start.
     """
 
     requested: int
@@ -159,6 +172,7 @@ class Counters(JsonFields):
     active_before: int = 0
     reserved_before: int = 0
     split: int = 0
+    repeatable: bool = False
 
     @classmethod
     def of(cls, peaks: Mapping[str, int], before: Mapping[str, int]) -> Counters:

@@ -227,3 +227,36 @@ def test_what_another_thread_makes_has_its_line(
     assert places == {(f.__name__, f.__code__.co_firstlineno + 1) for f in (body, work)}
     assert result.peak.total == 8 * MiB
     assert result.notes == ()
+
+
+def test_each_segment_is_told_by_the_line_that_torchs_history_has(cuda: torch.device) -> None:
+    def body() -> None:
+        kept = [torch.ones(3 * MiB, dtype=torch.uint8, device=cuda) for _ in range(9)]
+        kept[::2] = [torch.empty(0, device=cuda)] * 5
+        large = torch.ones(30 * MiB, dtype=torch.uint8, device=cuda)
+        del large
+        torch.zeros(200, device=cuda).add(1)
+        torch.ones(25 * MiB, dtype=torch.uint8, device=cuda).mul(2)
+
+    gc.collect()
+    measurement = BodyMeasurement(str(cuda))
+    measurement.start(empties_cache=True)
+    torch.cuda.memory._record_memory_history(stacks="python")
+    try:
+        body()
+        torch.cuda.synchronize()
+        traces = torch.cuda.memory._snapshot()["device_traces"][0]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    measurement.stop()
+    expected = {
+        entry["addr"]: (entry["size"], entry["frames"][0]["line"])
+        for entry in traces
+        if entry["action"] == "segment_alloc"
+    }
+    told = {
+        segment.address: (segment.size_bytes, made.source.line if made.source else 0)
+        for segment, made in measurement.reserved()
+    }
+    assert len(expected) >= 3
+    assert told == expected

@@ -438,18 +438,15 @@ def test_streams():
 """
 
 
-def test_a_reserved_limit_names_what_holds_no_tensor(project):
-    project.write(COUNTED)
-    told, counts = project.run("-p", "no:randomly")
+def test_a_reserved_limit_names_what_holds_no_tensor(fresh_project):
+    fresh_project.write(COUNTED)
+    told, counts = fresh_project.run("-p", "no:randomly")
     assert counts == {"failed": 2}
     pools, streams = re.findall(r"^reserved memory peaked at .*$", told, re.MULTILINE)
-    freed = (
-        "; the body allocated and freed {} MiB in all of temporary from aten::cat at test_it.py:"
-    )
     assert " of that was free in the private pools of CUDA graphs" in pools
-    assert freed.format("64.0") in pools
     assert " of that had been freed and waited for another stream that still used it" in streams
-    assert freed.format("128.0") in streams
+    for told in (pools, streams):
+        assert "; segments reserved from aten::cat at test_it.py:" in told
 
 
 PINNED = """

@@ -548,3 +548,35 @@ def test_the_environment_names_the_release_of_cudnn():
     assert told["device"].startswith("simulated ")
     major, minor = map(int, told["cudnn"].split("."))
     assert 100 * major + minor == torch.backends.cudnn.version() // 100
+
+
+def test_a_baseline_keeps_what_was_reserved_and_fragmentation_fails_it(pytester):
+    test = """
+        import pytest, torch
+
+        MiB = 1024**2
+
+        @pytest.mark.memory_baseline
+        def test_lengths():
+            # %s
+            for size in (%s):
+                torch.empty(size * MiB, dtype=torch.uint8, device="cuda")
+    """
+    padded, ragged = ("padded", "30, 30, 30"), ("ragged", "12, 22, 30")
+    arguments = ("--torchmem-simulate=H100", "-p", "no:cacheprovider")
+
+    def run(text, *options):
+        pytester.makepyfile(test_it=test % text)
+        return pytester.runpytest_subprocess(*arguments, *options).stdout
+
+    run(padded, "--torchmem-update-baseline")
+    (file,) = pytester.path.glob("__torchmem__/*/test_it.json")
+    assert '["test_lengths", "reserved", 31457280, 0, 0],' in file.read_text().split("\n")
+    run(padded).fnmatch_lines(["*1 passed*"])
+    run(ragged).fnmatch_lines(
+        [
+            "reserved memory peaked at 64.0 MiB, +34.0 MiB (+113 %) over the baseline of 30.0 MiB: "
+            "at least 34.0 MiB of that was free and kept by the cache; segments reserved from "
+            "aten::empty at test_it.py:9 had 34.0 MiB that no tensor held*",
+        ]
+    )

@@ -8,9 +8,9 @@ from typing import Final, Protocol
 
 from pytest_torchmem.analysis.judge.causes import told_by_line
 from pytest_torchmem.analysis.judge.lines import largest_line
-from pytest_torchmem.values.contributors import Contributor
+from pytest_torchmem.values.contributors import Category, Contributor
 from pytest_torchmem.values.findings import COUNTERS, CodeLines, Finding, FindingKind
-from pytest_torchmem.values.results import Counters, Result
+from pytest_torchmem.values.results import Counters, ReservedSegment, Result
 from pytest_torchmem.values.units import format_size
 
 _WAITING: Final = "had been freed and waited for another stream that still used it"
@@ -27,8 +27,8 @@ class Allocated(Protocol):
     def freed(self) -> Sequence[Contributor]:
         """Return what it allocated and freed: the bytes that no tensor holds are of that."""
 
-    def free_in_private_pools(self) -> int:
-        """Return the bytes that are free in private pools at its end."""
+    def reserved(self) -> Sequence[tuple[ReservedSegment, Contributor]]:
+        """Return the segments that it had reserved, each with what for and the bytes free in it."""
 
 
 def told_by_allocator(
@@ -36,12 +36,12 @@ def told_by_allocator(
 ) -> tuple[Finding, ...]:
     """Name the state of a counter's bytes where that, and not what lives, is what is too much.
 
-    ``source`` is asked only about a counter over its limit.
+    ``source`` is asked only about a counter over its limit or its baseline.
     """
     counters = result.counters
     return tuple(
         _told(finding, counters, source)
-        if counters and finding.key in COUNTERS and finding.kind is FindingKind.OVER_LIMIT
+        if counters and finding.key in COUNTERS and finding.kind.has_excess
         else finding
         for finding in findings
     )
@@ -49,10 +49,13 @@ def told_by_allocator(
 
 def _told(finding: Finding, counters: Counters, source: Allocated) -> Finding:
     excess_bytes = finding.excess_bytes
-    # What was there before the body is told by itself.
-    if counters.before(finding.key) >= excess_bytes:
+    # What was there before the body is told by itself. A baseline has it, too.
+    is_limit = finding.kind is FindingKind.OVER_LIMIT
+    if is_limit and counters.before(finding.key) >= excess_bytes:
         return finding
-    parts = _parts(finding.key, counters, source)
+    segments = source.reserved() if finding.key == "reserved" else ()
+    pooled = sum(c.size_bytes for segment, c in segments if segment.is_private)
+    parts = _parts(finding.key, counters, pooled)
     parts = {words: size_bytes for words, size_bytes in parts.items() if size_bytes > 0}
     if 2 * sum(parts.values()) < excess_bytes:
         return finding
@@ -62,21 +65,36 @@ def _told(finding: Finding, counters: Counters, source: Allocated) -> Finding:
     others = ""
     if _SMALL * others_bytes >= size_bytes:
         others = f", {format_size(others_bytes)} more held no tensor either"
-    line = largest_line(source.freed())
+    reserved = _reserved_for(segments, words == _POOLED)
+    line = reserved or largest_line(source.freed())
     if not line:
         return replace(finding, cause=text, causes=(), others=others, place=None)
-    made = f"{format_size(sum(c.size_bytes for c in line))} in all {told_by_line(line)}"
-    at = line[0].source
+    made, at = format_size(sum(c.size_bytes for c in line)), line[0].source
+    if reserved:
+        # A segment has no category.
+        told = told_by_line([replace(c, category=Category.UNKNOWN) for c in line], "unknown")
+        text += f"; segments reserved {told} had {made} that no tensor held"
+    else:
+        text += f"; the body allocated and freed {made} in all {told_by_line(line)}"
     return replace(
         finding,
-        cause=f"{text}; the body allocated and freed {made}",
+        cause=text,
         causes=line,
         others=others,
         place=CodeLines(at.file, at.line, at.line) if at else None,
     )
 
 
-def _parts(key: str, counters: Counters, source: Allocated) -> dict[str, int]:
+def _reserved_for(
+    segments: Sequence[tuple[ReservedSegment, Contributor]], is_private: bool
+) -> tuple[Contributor, ...]:
+    """Return what most of the free bytes were reserved for."""
+    return largest_line(
+        c for segment, c in segments if c.size_bytes and segment.is_private >= is_private
+    )
+
+
+def _parts(key: str, counters: Counters, pooled_bytes: int) -> dict[str, int]:
     """Return how much of a counter holds no tensor, by why.
 
     Each counter's peak may be at another moment, so a difference of two is the least that it was.
@@ -88,6 +106,6 @@ def _parts(key: str, counters: Counters, source: Allocated) -> dict[str, int]:
     if key == "active":
         return parts
     free_bytes = max(0, counters.reserved - counters.active)
-    pooled = min(source.free_in_private_pools(), free_bytes)
+    pooled = min(pooled_bytes, free_bytes)
     split = min(counters.split, free_bytes - pooled)
     return {**parts, _POOLED: pooled, _SPLIT: split, _CACHED: free_bytes - pooled - split}

@@ -13,6 +13,7 @@ from pytest_torchmem.analysis.judge.causes import LostByOrigin
 from pytest_torchmem.analysis.judge.differences import number_differences
 from pytest_torchmem.analysis.judge.lines import ChangedAt, by_line, cause_first, largest_line
 from pytest_torchmem.values.baseline import (
+    RESERVED,
     TOTAL,
     Allowance,
     BaselineEntry,
@@ -47,6 +48,14 @@ _NO_ORIGINS: Final = (
     "; by what it grew is not known: the .origins file beside the baseline lacks this entry, and "
     "an update writes it"
 )
+_SAME_CODE: Final = (
+    "; no code of the project has changed since it was stored: --torchmem-repeat=5 says whether it "
+    "is stable"
+)
+_OTHER_START: Final = (
+    "reserved memory is not compared with the baseline: other tests or fixtures hold another "
+    "amount on the device than when it was stored"
+)
 # Numbers that memory which was left alive unseen would be part of, whatever it is for.
 _MAY_LACK: Final = ("total", Category.UNKNOWN.value, "retained", "net_retained")
 
@@ -59,11 +68,13 @@ class CodeChanges:
         changed_at: The lines that were changed together with a line; None for one that was not.
         places: Each change.
         now_at: Where a line of then is now.
+        is_same: No code at all has changed, as far as that is known.
     """
 
     changed_at: ChangedAt = lambda source: None
     places: Callable[[], Sequence[CodeLines]] = tuple
     now_at: Callable[[Source], Source] = lambda source: source
+    is_same: Callable[[], bool] = lambda: False
 
 
 NOTHING_KNOWN: Final = CodeChanges()
@@ -106,13 +117,15 @@ def judge_baseline(
     findings: list[Finding] = []
     sides = _Sides(result, reference, code)
     told_as = f"the baseline{f' for {environment}' if environment else ''} of {{}}"
-    numbers = [n for n in stored.changes(Numbers.measured(result)) if n.by_bytes]
+    measured = Numbers.measured(result)
+    numbers = [n for n in stored.changes(measured) if n.by_bytes]
     # What grew first: it says what a category that shrank has lost to another.
     numbers.sort(key=lambda number: number.by_bytes < 0)
     moved: list[Difference] = []
     for number in numbers:
         allowed = stored.allowance(number.key, allowance)
-        change = _change_less_moved(number, allowed, sides, moved)
+        elsewhere_bytes = stored.by_workspaces(number.key, measured)
+        change = _change_less_moved(number, elsewhere_bytes, allowed, sides, moved)
         changes.add(change)
         if change is Change.GROWN:
             finding = Finding(
@@ -124,6 +137,8 @@ def judge_baseline(
                 allowed=allowed.text_for(number.before_bytes),
             )
             findings.append(_with_cause(finding, result))
+    if stored.reserved.found != measured.reserved.found and stored.reserved.peak:
+        result = replace(result, notes=(*result.notes, _OTHER_START))
     if moved:
         notes = dict.fromkeys((*result.notes, *map(causes.label_note, moved[:_FEW_NOTES])))
         result = replace(result, notes=tuple(notes))
@@ -153,13 +168,23 @@ def judge_baseline(
 
 
 def _change_less_moved(
-    number: ChangedNumber, allowed: Allowance, sides: _Sides, moved: list[Difference]
+    number: ChangedNumber,
+    elsewhere_bytes: int,
+    allowed: Allowance,
+    sides: _Sides,
+    moved: list[Difference],
 ) -> Change:
     """Return how a number changed by more than what other categories gave to it or took.
 
-    What a category that grew got is added to ``moved``.
+    ``elsewhere_bytes`` of the change are told by another number. What a category that grew got is
+    added to ``moved``.
     """
-    change = allowed.compare(number.after_bytes, number.before_bytes)
+    change = allowed.compare(number.after_bytes - elsewhere_bytes, number.before_bytes)
+    if number.key == RESERVED:
+        # The segments follow the peak: a growth of their own is what goes beyond its.
+        more_bytes = sides.now.total - sides.reference.numbers.total
+        still = allowed.compare(number.after_bytes - more_bytes, number.before_bytes)
+        return change if still is change else Change.WITHIN
     if change is Change.GROWN:
         labels = causes.moved_labels(sides.lines(number.key, number.by_bytes))
         moved += labels
@@ -404,7 +429,9 @@ def with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Find
     made = (*(c for line in first.lines for c in line.contributors), *first.causes)
     places = causes.nearest_first(made, code.places())
     if not places:
-        return findings
+        if first.kind is FindingKind.GROWN and code.is_same():
+            first = replace(first, others=first.others + _SAME_CODE)
+        return (first, *others)
     told = first.others + causes.changes_text(places)
     place = places[0] if len(places) == 1 else first.place
     return (replace(first, others=told, changed_since=places, place=place), *others)
@@ -426,11 +453,16 @@ def _with_cause(finding: Finding, result: Result) -> Finding:
         )
     if began := _before_the_body(finding, result):
         return replace(finding, cause=began)
-    largest = largest_line(contributors(result, finding.key))
+    live = contributors(result, finding.key)
+    own = tuple(c for c in live if c.category is not Category.WORKSPACE)
+    largest = largest_line(own or live)
     if not largest:
         return finding
     size_bytes = sum(c.size_bytes for c in largest)
     text = f"largest {format_size(size_bytes)} {causes.told_by_line(largest, finding.key)}"
+    workspace_bytes = sum(c.size_bytes for c in live) - sum(c.size_bytes for c in own)
+    if own and workspace_bytes:
+        text += f", beside {format_size(workspace_bytes)} of workspace"
     source = largest[0].source
     place = CodeLines(source.file, source.line, source.line) if source else None
     return replace(finding, cause=text, causes=largest, place=place)
@@ -473,8 +505,9 @@ def judge_spread(results: Sequence[Result], allowance: Allowance) -> tuple[Findi
     spreads = []
     for key in least.by_key:
         values = [numbers.by_key[key] for numbers in runs]
+        own = [numbers.by_key[key] - least.by_workspaces(key, numbers) for numbers in runs]
         allowed = least.allowance(key, allowance)
-        excess_bytes = max(values) - min(values) - allowed.bytes_for(min(values))
+        excess_bytes = max(own) - min(own) - allowed.bytes_for(min(own))
         if excess_bytes > 0:
             spreads.append((excess_bytes, key, values, allowed))
     if not spreads:

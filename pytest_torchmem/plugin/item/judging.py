@@ -151,6 +151,7 @@ class Baselines:
             partial(since.changed_at, entry),
             lambda: self.reached(since.places(entry)),
             partial(since.now_at, entry),
+            partial(since.is_same, entry),
         )
 
     def reference(self, name: str) -> Reference | None:
@@ -244,7 +245,7 @@ class Judge:
         verdict, reference = Verdict(result, findings, excused=excused), None
         # A region that was checked is always compared.
         if (result.name or self.asked.baseline) and not self._is_small(result):
-            verdict, reference = self._compared(verdict, window.allowance)
+            verdict, reference = self._compared(verdict, window)
         return JudgedWindow(window, verdict, limits, reference)
 
     def _judge_limits(
@@ -259,9 +260,11 @@ class Judge:
         unknown, excused = judge_unknown(result, limits, window.source.find_holders(), known)
         return rank([*others, *unknown]), excused
 
-    def _compared(self, verdict: Verdict, allowance: Allowance) -> tuple[Verdict, Reference | None]:
+    def _compared(
+        self, verdict: Verdict, window: MeasuredWindow
+    ) -> tuple[Verdict, Reference | None]:
         """Return a verdict with what the baseline adds to it, and what it was compared with."""
-        result, settings = verdict.result, self.settings
+        result, settings, allowance = verdict.result, self.settings, window.allowance
         earlier = [run[result.name] for run in self.earlier if result.name in run]
         spread = judge_spread([*earlier, result], allowance) if earlier else ()
         findings = (*verdict.findings, *spread)
@@ -272,6 +275,8 @@ class Judge:
             return replace(verdict, findings=findings, change=Change.NEW, nearest=near), None
         code = self.baselines.code(result.name)
         compared = judge_baseline(result, reference, allowance, code)
+        told = told_by_allocator(compared.findings, result, window.source)
+        compared = replace(compared, findings=told)
         accepted = ""
         if compared.change in settings.accepted and not reference.environment:
             grown = with_changes(compared.findings, code)

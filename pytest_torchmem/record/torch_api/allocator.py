@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 
 from pytest_torchmem.record.torch_api import Checked
+from pytest_torchmem.values.results import ReservedSegment
 
 CHECKED: Final[Checked] = {
     "torch._C._cuda_clearCublasWorkspaces": ("2.10.0", "2.15.0"),
@@ -55,19 +56,21 @@ def pinned_bytes(device: torch.device) -> dict[str, int]:
     return {what: int(active.get(what, 0)) for what in ("current", "peak")}
 
 
-def free_in_private_pools(name: str) -> int:
-    """Return the bytes that are free in private pools, as those of CUDA graphs; 0 elsewhere."""
+def segments(name: str) -> list[ReservedSegment]:
+    """Return what CUDA's allocator has reserved on a device; of others nothing is known."""
     device = torch.device(name)
     if device.type != "cuda":
-        return 0
+        return []
     cuda: Any = torch.cuda
-    segments: list[dict[str, Any]] = cuda.memory_snapshot()
-    return sum(
-        segment["total_size"] - segment["active_size"]
-        for segment in segments
-        if segment["device"] == device.index
-        and tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
-    )
+    return [
+        ReservedSegment(
+            found["address"],
+            found["total_size"],
+            tuple(found.get("segment_pool_id", (0, 0))) != (0, 0),
+        )
+        for found in cuda.memory_snapshot()
+        if found["device"] == device.index
+    ]
 
 
 def synchronize_device(device: torch.device) -> None:

@@ -15,7 +15,7 @@ from pytest_torchmem.values.contributors import (
     Phase,
     Source,
 )
-from pytest_torchmem.values.results import Counters, Peak, Result, Retained
+from pytest_torchmem.values.results import Counters, Peak, ReservedSegment, Result, Retained
 from pytest_torchmem.values.units import MiB
 
 
@@ -26,15 +26,21 @@ def made(size_bytes: int, line: int) -> Contributor:
 
 @dataclass
 class Allocated:
-    pooled: int = 0
+    private_bytes: int = 0
+    shared_bytes: int = 0
     asked: int = 0
 
     def freed(self) -> tuple[Contributor, ...]:
         self.asked += 1
         return made(9 * MiB, 3), made(4 * MiB, 7), made(8 * MiB, 7)
 
-    def free_in_private_pools(self) -> int:
-        return self.pooled
+    def reserved(self) -> tuple[tuple[ReservedSegment, Contributor], ...]:
+        sizes = ((True, self.private_bytes, 5), (False, self.shared_bytes, 6))
+        return tuple(
+            (ReservedSegment(line, 99 * MiB, is_private), made(size_bytes, line))
+            for is_private, size_bytes, line in sizes
+            if size_bytes
+        )
 
 
 def measured(counters: Counters) -> Result:
@@ -77,7 +83,8 @@ FREED = "; the body allocated and freed 12.0 MiB in all of temporary from aten::
             "reserved",
             Counters(30 * MiB, 30 * MiB, 30 * MiB, 100 * MiB, split=50 * MiB),
             64 * MiB,
-            f"at least 64.0 MiB of that was free in the private pools of CUDA graphs{FREED}, "
+            "at least 64.0 MiB of that was free in the private pools of CUDA graphs; segments "
+            "reserved from aten::cat at net.py:5 had 64.0 MiB that no tensor held, "
             "6.0 MiB more held no tensor either",
         ),
         (
@@ -112,9 +119,21 @@ FREED = "; the body allocated and freed 12.0 MiB in all of temporary from aten::
 def test_the_largest_state_of_a_counter_is_named(key, counters, pooled, told):
     result = measured(counters)
     (finding,) = told_by_allocator(
-        judge_limits(result, {key: 40 * MiB}), result, Allocated(pooled=pooled)
+        judge_limits(result, {key: 40 * MiB}), result, Allocated(private_bytes=pooled)
     )
     assert finding.sentence.partition(" over the limit of 40.0 MiB: ")[2] == told
+
+
+def test_the_line_that_free_segments_were_reserved_for_is_named() -> None:
+    result = measured(Counters(30 * MiB, 30 * MiB, 30 * MiB, 100 * MiB))
+    source = Allocated(private_bytes=20 * MiB, shared_bytes=50 * MiB)
+    (finding,) = told_by_allocator(judge_limits(result, {"reserved": 40 * MiB}), result, source)
+    assert finding.cause == (
+        "at least 50.0 MiB of that was free and kept by the cache; segments reserved from "
+        "aten::cat at net.py:6 had 50.0 MiB that no tensor held"
+    )
+    assert str(finding.place) == "net.py:6"
+    assert finding.others == ", 20.0 MiB more held no tensor either"
 
 
 def test_nobody_is_asked_within_a_limit_or_about_another_one():
