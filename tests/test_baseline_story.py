@@ -315,7 +315,7 @@ def a_test_is_renamed(project: Project) -> None:
     project.tests["forward_pass"] = project.tests.pop("forward").replace("forward", "forward_pass")
     project.save()
     told = project.pytest("--torchmem-ci", ends=1)
-    assert "test_forward_pass has the numbers of the unused test_forward" in told
+    assert "test_forward_pass seems to be the unused test_forward" in told
     assert project.diff() == []
     for device, entries in (("cpu", 1), ("cuda", 2)):
         project.accept(f"-otorchmem_device={device}", entries=entries)

@@ -113,6 +113,18 @@ class BaselineStore:
         root = self.folder or next(p for p in path.parents if p.name == FOLDER)
         return path.relative_to(root).parts[0]
 
+    def renamed_keys(
+        self, path: Path, environment: Environment, keys: Iterable[str], module: Path
+    ) -> dict[str, str]:
+        """Return new keys by old ones, for tests whose function has another name now."""
+        file, renamed = Path(os.path.relpath(module, self._rootdir)).as_posix(), {}
+        for key in keys:
+            entry = self.stored_entry(path, environment, key)
+            for old, new in self.changed_lines.renamed_functions(entry, file).items():
+                if key == old or key.startswith((f"{old}[", f"{old}::")):
+                    renamed[key] = new + key.removeprefix(old)
+        return renamed
+
     def forget(self) -> None:
         """Read files anew that have been moved meanwhile."""
         self._files.clear()

@@ -7,6 +7,8 @@ test or a function, does nothing until other code uses it, and that code has cha
 from __future__ import annotations
 
 import ast
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -17,6 +19,9 @@ Lines: TypeAlias = frozenset[int]
 # Has statements of its own below it.
 _BRANCHES: Final = (ast.stmt, ast.ExceptHandler, ast.match_case)
 _DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_WORD: Final = re.compile(r"\w+|[^\w\s]")
+_ALIKE: Final = 0.75
+"""The share of their code that two functions must have in common."""
 # What pytest and Python look for by its name.
 _LOOKED_FOR: Final = ("pytest", "setup", "teardown", "__")
 
@@ -55,6 +60,37 @@ def changed_statements(was: str, now: str) -> tuple[Lines, Lines] | None:
             gone += before[start:stop]
             came += after[now_start:now_stop]
     return _telling(gone, after), _telling(came, before)
+
+
+def renamed_functions(was: str, now: str) -> dict[str, str]:
+    """Return the new names of functions by their old ones, with classes as ``TestNet::test_step``.
+
+    One that is gone is taken for one that came where most of their code is the same, and neither is
+    as near to another one.
+    """
+    try:
+        before, after = (dict(_functions(ast.parse(code), "")) for code in (was, now))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    gone, came = before.keys() - after.keys(), after.keys() - before.keys()
+    shares = {
+        (old, new): SequenceMatcher(None, before[old], after[new], False).ratio()
+        for old in gone
+        for new in came
+    }
+    alike = [pair for pair, share in shares.items() if share >= _ALIKE]
+    olds, news = Counter(old for old, _ in alike), Counter(new for _, new in alike)
+    return {old: new for old, new in alike if olds[old] == news[new] == 1}
+
+
+def _functions(node: ast.AST, within: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the functions of a module and of its classes, with the words of each but its name."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield from _functions(child, f"{within}{child.name}::")
+        elif isinstance(child, _DEFINITIONS):
+            words = _WORD.findall(ast.unparse(child).replace(child.name, "", 1))
+            yield f"{within}{child.name}", words
 
 
 def _telling(statements: Iterable[_Statement], others: Sequence[_Statement]) -> Lines:

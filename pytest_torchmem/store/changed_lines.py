@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple, TypeAlias
 
 from pytest_torchmem.store.baseline_rows import origins_path
-from pytest_torchmem.store.changed_code import changed_statements
+from pytest_torchmem.store.changed_code import changed_statements, renamed_functions
 from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.findings import CodeLines
 
@@ -200,6 +200,11 @@ class ChangedLines:
         """True where a shallow clone lacks the commit that a baseline is of."""
         return self._code_of(entry).is_cut_off
 
+    def is_same(self, entry: StoredEntry) -> bool:
+        """True where the code is the one that was kept for an entry."""
+        then = self._code_of(entry)
+        return then.commit == then.now
+
     def changed_at(self, entry: StoredEntry, source: Source) -> CodeLines | None:
         """Return the lines that were changed together with a line; None for one that was not.
 
@@ -239,6 +244,12 @@ class ChangedLines:
                     if not (came.isdisjoint(h.is_now) and gone.isdisjoint(h.was))
                 ]
         return tuple(CodeLines(file, *line) for file, some in lines.items() for line in some)
+
+    def renamed_functions(self, entry: StoredEntry, file: str) -> Mapping[str, str]:
+        """Return the names that functions of a file have now, by those they had then."""
+        then = self._code_of(entry)
+        hunks = self._since(then).get(file, ())
+        return renamed_functions(*dict(self._whole(then, {file: hunks})).get(file, ("", "")))
 
     def _whole(
         self, then: _Then, files: Mapping[str, Sequence[Hunk]]

@@ -250,10 +250,10 @@ class BaselineChange(JsonFields):
 
     Attributes:
         file: The baseline file, as shown to the user.
-        before_bytes: The stored peak; 0 for a new entry.
+        before_bytes: The stored peak; 0 for a new entry without another name before.
         after_bytes: The measured peak; 0 for an unused one.
         written: False where it is only shown: an unused entry that was kept, a dry run.
-        renamed_from: The key that a new entry had before, and whose numbers it keeps.
+        renamed_from: The key that the entry had before. A new one keeps its numbers.
         repaired: A new entry stands in place of one that was damaged or there twice.
         changed: The number that grew or shrank; None for an entry that is new or unused.
     """
@@ -271,7 +271,8 @@ class BaselineChange(JsonFields):
     @property
     def word(self) -> str:
         """The kind of change for people."""
-        return RENAMED if self.renamed_from else str(self.change.value)
+        is_only_renamed = self.renamed_from and self.change is Change.NEW
+        return RENAMED if is_only_renamed else str(self.change.value)
 
     @property
     def told_by(self) -> ChangedNumber:

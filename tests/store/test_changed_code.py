@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchmem.store.changed_code import changed_statements
+from pytest_torchmem.store.changed_code import changed_statements, renamed_functions
 
 BEFORE = '''\
 """Nets."""
@@ -99,3 +99,31 @@ def test_a_statement_that_moved_within_its_function_has_changed() -> None:
 
 def test_what_is_no_python_is_not_compared() -> None:
     assert changed_statements(BEFORE, "def (") is None
+
+
+def test_a_function_is_known_by_its_code_where_no_other_is_as_near():
+    was = """
+class TestNet:
+    def test_old(self, size):
+        model = Net(size)
+        model(torch.ones(3)).sum().backward()
+
+def test_kept(): use(1)
+def test_a(): use(1)
+def test_b(): use(1)
+def test_gone(): return [x for x in range(9) if x]
+"""
+    now = """
+class TestNet:
+    def test_new(self, size):
+        model = Net(size)
+        model(torch.ones(4)).sum().backward()
+
+def test_kept(): return 5
+def test_c(): use(1)
+def test_d(): use(1)
+def test_came():
+    with open("file") as file: pass
+"""
+    assert renamed_functions(was, now) == {"TestNet::test_old": "TestNet::test_new"}
+    assert renamed_functions(was, "def (") == {}

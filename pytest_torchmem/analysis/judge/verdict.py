@@ -48,6 +48,10 @@ _NO_ORIGINS: Final = (
     "; by what it grew is not known: the .origins file beside the baseline lacks this entry, and "
     "an update writes it"
 )
+_SAME_CODE: Final = (
+    "; no code of the project has changed since it was stored: --torchmem-repeat=5 says whether it "
+    "is stable"
+)
 _OTHER_START: Final = (
     "reserved memory is not compared with the baseline: other tests or fixtures hold another "
     "amount on the device than when it was stored"
@@ -64,11 +68,13 @@ class CodeChanges:
         changed_at: The lines that were changed together with a line; None for one that was not.
         places: Each change.
         now_at: Where a line of then is now.
+        is_same: No code at all has changed, as far as that is known.
     """
 
     changed_at: ChangedAt = lambda source: None
     places: Callable[[], Sequence[CodeLines]] = tuple
     now_at: Callable[[Source], Source] = lambda source: source
+    is_same: Callable[[], bool] = lambda: False
 
 
 NOTHING_KNOWN: Final = CodeChanges()
@@ -423,7 +429,9 @@ def with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Find
     made = (*(c for line in first.lines for c in line.contributors), *first.causes)
     places = causes.nearest_first(made, code.places())
     if not places:
-        return findings
+        if first.kind is FindingKind.GROWN and code.is_same():
+            first = replace(first, others=first.others + _SAME_CODE)
+        return (first, *others)
     told = first.others + causes.changes_text(places)
     place = places[0] if len(places) == 1 else first.place
     return (replace(first, others=told, changed_since=places, place=place), *others)

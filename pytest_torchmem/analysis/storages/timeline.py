@@ -340,7 +340,8 @@ class Reconciliation:
         if made_bytes > _NUMBER_BYTES or kept_bytes:
             yield (
                 f"{format_size(made_bytes)} of pinned host memory were made, of which "
-                f"{format_size(kept_bytes)} are still there: its own allocator is not measured"
+                f"{format_size(kept_bytes)} are still there: its own allocator is not measured, "
+                "and no limit counts them"
             )
         for device, size_bytes in self.elsewhere.items():
             yield f"{format_size(size_bytes)} were allocated on {device}, which is not measured"

@@ -151,6 +151,7 @@ class Baselines:
             partial(since.changed_at, entry),
             lambda: self.reached(since.places(entry)),
             partial(since.now_at, entry),
+            partial(since.is_same, entry),
         )
 
     def reference(self, name: str) -> Reference | None:

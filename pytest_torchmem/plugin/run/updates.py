@@ -99,13 +99,14 @@ class FilePlan:
     @property
     def file_changes(self) -> FileChanges:
         moved = self.renames if self.follows else {}
-        written = {w.key: BaselineEntry.of(w.result) for w in (*self.explained, *self.written)}
         removed = frozenset(self.unused) - set(moved) if self.removes else frozenset()
-        return FileChanges(
-            {key: entry for key, entry in written.items() if key not in moved.values()},
-            removed,
-            dict(moved),
-        )
+        # What is called as before keeps its numbers, unless others are accepted.
+        written = {
+            w.key: BaselineEntry.of(w.result)
+            for w in (*self.explained, *self.written)
+            if w.change is not Change.NEW or w.key not in moved.values()
+        }
+        return FileChanges(written, removed, dict(moved))
 
     @property
     def writes(self) -> bool:
@@ -117,15 +118,17 @@ class FilePlan:
         moved = {new: old for old, new in self.renames.items()} if self.follows else {}
         for window in self.written:
             after_bytes = window.result.peak.total
-            is_new = window.change is Change.NEW
+            is_new, old = window.change is Change.NEW, moved.get(window.key, "")
+            stored = self.unused.get(old)
+            before_bytes = stored.total if stored else 0
             yield BaselineChange(
                 shown,
                 window.key,
                 window.change,
-                0 if is_new else window.baseline_bytes,
+                before_bytes if is_new else window.baseline_bytes,
                 after_bytes,
                 done,
-                renamed_from=moved.get(window.key, ""),
+                renamed_from=old,
                 repaired=window.key in self.repaired,
                 changed=None if is_new else window.told_by,
             )
@@ -164,7 +167,8 @@ def plan_updates(
                 unused[name] = store.entry(path, environment, name)
         windows = _largest([w for t in tests if t.test in outcomes.passed for w in t.windows])
         windows += [w for t in tests for w in t.windows if w.kinds == (FindingKind.NO_BASELINE,)]
-        plan = _planned(FilePlan(module, path, environment, unused=unused), windows, keys, settings)
+        plan = FilePlan(module, path, environment, unused=unused)
+        plan = _planned(plan, windows, keys, settings, store)
         explained = _unexplained(plan, windows, store) if settings.accepted else ()
         plans.append(replace(plan, explained=explained))
     return plans
@@ -193,13 +197,24 @@ def _unexplained(plan: FilePlan, windows: list[Window], store: BaselineStore) ->
 
 
 def _planned(
-    plan: FilePlan, windows: list[Window], keys: frozenset[str], settings: Settings
+    plan: FilePlan,
+    windows: list[Window],
+    keys: frozenset[str],
+    settings: Settings,
+    store: BaselineStore,
 ) -> FilePlan:
     """Return a plan with what is written and renamed; ``keys`` are those in the file."""
     left = {key: entry for key, entry in plan.unused.items() if entry is not None}
     new = {w.key: w for w in windows if left and w.change is Change.NEW}
     renames = find_renames(left, new) if new else {}
+    if len(renames) < min(len(left), len(new)):
+        others = left.keys() - renames.keys()
+        in_code = store.renamed_keys(plan.path, plan.environment, others, plan.module)
+        renames |= {o: key for o, key in in_code.items() if key in new.keys() - renames.values()}
     moved = set(renames.values()) if settings.follows_renames else set()
+    was = {key: left[old] for old, key in renames.items() if key in moved}
+    compared = ((w, _compared(w, was[w.key]) if w.key in was else w) for w in windows)
+    windows = [after if after.change in settings.accepted else w for w, after in compared]
     written = tuple(w for w in windows if w.change in settings.accepted or w.key in moved)
     return replace(
         plan,
@@ -394,14 +409,17 @@ def compared_anew(summary: RunReport, moved: Collection[Path], store: BaselineSt
                 stored = store.entry(
                     store.path(file, test.environment), test.environment, window.key
                 )
-        if stored is None:
-            return window
-        numbers = Numbers.of(stored), Numbers.measured(window.result)
-        change, changed = told_change(*numbers, Allowance(0, 0))
-        return replace(window, change=change, baseline_bytes=stored.total, changed=changed)
+        return _compared(window, stored) if stored else window
 
     tests = (replace(t, windows=tuple(anew(t, w) for w in t.windows)) for t in summary.tests)
     return replace(summary, tests=tuple(tests))
+
+
+def _compared(window: Window, stored: BaselineEntry) -> Window:
+    """Return a window as compared with an entry of another name."""
+    numbers = Numbers.of(stored), Numbers.measured(window.result)
+    change, changed = told_change(*numbers, Allowance(0, 0))
+    return replace(window, change=change, baseline_bytes=stored.total, changed=changed)
 
 
 def remove(orphan: Orphan) -> None:

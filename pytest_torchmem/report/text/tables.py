@@ -309,7 +309,7 @@ def diff_lines(before: str, after: str, name: str) -> list[str]:
 def rename_lines(renames: Mapping[str, str], file: str) -> list[str]:
     """Return a line for each entry that could take a new name along."""
     told = [(short_key(old), short_key(new)) for old, new in sorted(renames.items())]
-    lines = [f"{new} has the numbers of the unused {old} ({file})" for old, new in told[:SHOWN]]
+    lines = [f"{new} seems to be the unused {old} ({file})" for old, new in told[:SHOWN]]
     more = f"... and {len(told) - SHOWN} more" if told[SHOWN:] else ""
     if told:
         more += "; " if more else ""

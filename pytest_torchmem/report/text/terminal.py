@@ -332,6 +332,8 @@ def _amount(item: BaselineChange) -> str:
         return f"no test asked for it; {'removed' if item.written else 'kept'}"
     if item.change is not Change.NEW:
         return item.told_by.sizes
+    if item.renamed_from and item.before_bytes != item.after_bytes:
+        return f"{format_size(item.before_bytes)}, which the next run compares with {after}"
     remarks = [REPAIRED] if item.repaired else []
     remarks += [] if item.after_bytes else [NOTHING_USED]
     return "; ".join([after, *remarks])

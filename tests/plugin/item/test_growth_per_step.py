@@ -203,3 +203,26 @@ def test_without_a_repository_it_names_what_has_changed_since_the_baseline_was_w
     unknown = pytester.runpytest("-p", "no:cacheprovider")
     unknown.assert_outcomes(failed=1)
     unknown.stdout.no_fnmatch_line("*changed since*")
+
+
+FLICKERS = """
+import os, pytest, torch
+
+@pytest.mark.memory_baseline
+def test_size():
+    torch.ones(int(os.environ["SIZE"]) << 18)
+"""
+
+
+def test_a_number_that_differs_without_a_change_of_code_is_said_to(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "*--torchmem-repeat=5 says whether it is stable"
+    file = pytester.makepyfile(FLICKERS)
+    monkeypatch.setenv("SIZE", "9")
+    pytester.runpytest("--torchmem-update-baseline").assert_outcomes(passed=1)
+    monkeypatch.setenv("SIZE", "20")
+    pytester.runpytest().stdout.fnmatch_lines([f"memory peaked at 20.0 MiB*{told}"])
+    file.write_text(FLICKERS.replace("18", "19"), encoding="utf-8")
+    pytester.runpytest().stdout.no_fnmatch_line(told)
+    pytester.runpytest("-p", "no:cacheprovider").stdout.no_fnmatch_line(told)

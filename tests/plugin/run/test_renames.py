@@ -1,5 +1,7 @@
 """A renamed test takes its entry along, in each run but that of a required check."""
 
+import subprocess
+
 import pytest
 
 BODY = """
@@ -17,6 +19,9 @@ REQUIRED = "-otorchmem_require_baseline=true"
 def renamed(project, offset=0):
     project.write(BODY.format(name="old", offset=0))
     project.update().assert_outcomes(passed=2)
+    author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    for command in (["init", "-q"], ["add", "-A"], [*author, "commit", "-qm", "all"]):
+        subprocess.run(["git", *command], cwd=project.path, check=True)
     project.write(BODY.format(name="new", offset=offset))
 
 
@@ -27,7 +32,7 @@ def test_a_required_check_names_a_rename_and_moves_nothing(project):
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(
         [
-            "test_new[[]10] has the numbers of the unused test_old[[]10] (*test_it.json)",
+            "test_new[[]10] seems to be the unused test_old[[]10] (*test_it.json)",
             "if renamed, a run without --torchmem-ci takes the entry along",
         ]
     )
@@ -71,7 +76,7 @@ def test_a_renamed_test_is_called_renamed_and_not_new(project):
     )
     told = project.update()
     told.stdout.fnmatch_lines(["baseline updated: 4 entries in 1 file"])
-    for line in ("*  new:*", "*has no baseline;*", "*has the numbers of*", "*if renamed*"):
+    for line in ("*  new:*", "*has no baseline;*", "*seems to be*", "*if renamed*"):
         told.stdout.no_fnmatch_line(line)
 
 
@@ -91,13 +96,50 @@ def test_a_parameter_with_another_id_takes_the_entry_along(project):
 
 
 @pytest.mark.parametrize("arguments", [(), (REQUIRED,)])
-def test_a_test_with_other_numbers_takes_nothing_along(project, arguments):
-    renamed(project, offset=100)
+def test_a_test_with_other_numbers_and_another_body_takes_nothing_along(project, arguments):
+    body = "@pytest.mark.memory_baseline\ndef test_old(): use(9 * MiB)\n"
+    project.write(body)
+    project.update()
     before = project.baseline().read_bytes()
+    other = "sizes = [3, 4, 5, 6]\n    for size in sizes:\n        use(size * MiB)"
+    project.write(f"@pytest.mark.memory_baseline\ndef test_new():\n    {other}\n")
     result = project.run(*arguments)
-    result.assert_outcomes(**{"failed" if arguments else "passed": 2})
+    result.assert_outcomes(**{"failed" if arguments else "passed": 1})
     result.stdout.no_fnmatch_line("*renamed:*")
     assert project.baseline().read_bytes() == before
+
+
+def test_a_test_with_other_numbers_is_known_by_its_code_and_compared(project):
+    renamed(project, offset=100)
+    project.run().stdout.fnmatch_lines(
+        [
+            "  renamed: test_old[[]10] -> test_new[[]10]: 10.0 MiB, which the next run compares "
+            "with 110.0 MiB",
+        ]
+    )
+    keys = ["test_new[10]", "test_new[10]::part", "test_new[20]", "test_new[20]::part"]
+    assert sorted(project.entries()) == keys
+    told = project.run()
+    told.assert_outcomes(failed=2)
+    told.stdout.fnmatch_lines(["*110.0 MiB, +100.0 MiB (+1,000 %) over the baseline of 10.0 MiB*"])
+
+
+def test_an_update_stores_a_renamed_test_that_grew_as_grown_and_never_as_new(project):
+    renamed(project, offset=100)
+    told = project.update()
+    told.stdout.fnmatch_lines(["  grown: test_old[[]10] -> test_new[[]10]: 10.0 MiB -> 110.0 MiB*"])
+    told.stdout.no_fnmatch_line("*  new:*")
+    assert "test_old[10]" not in project.entries()
+    project.run().assert_outcomes(passed=2)
+
+
+def test_a_required_check_names_a_renamed_test_that_grew(project):
+    renamed(project, offset=100)
+    told = project.run(CI)
+    told.assert_outcomes(failed=2)
+    told.stdout.fnmatch_lines(
+        ["test_new[[]10] seems to be the unused test_old[[]10] (*test_it.json)"]
+    )
 
 
 def test_two_that_could_be_it_are_left_alone(project):
