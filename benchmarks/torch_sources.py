@@ -23,15 +23,13 @@ from typing import Any
 
 import torch
 from tabulate import tabulate
-from torch._C._profiler import _EventType
 from torch._inductor.fx_passes import memory_estimator as torchs_estimator
 from torch.profiler import _memory_profiler as torchs_profiler
 
 from benchmarks.analysis_speed import events_in, recorded
 from pytest_torchmem import analyze
 from pytest_torchmem.torch_names import memory_estimator, memory_profiler
-from pytest_torchmem.values.trace import EventKind
-from tests.fx_graphs import Repaired, trace
+from tests.fx_graphs import PARTITIONS, Repaired, trace
 from tests.torch_names.pairs import pair_of
 
 CHAIN = 300
@@ -58,45 +56,18 @@ def of_profiles(finished: Any, folder: Path) -> Iterator[Comparison]:
     """``torch.profiler._memory_profiler``."""
     theirs, ours = torchs_profiler, memory_profiler
     result = finished.profiler.kineto_results
-    operators = [
-        event.extra_fields
-        for event in theirs.OpTree(result).dfs()
-        if event.tag == _EventType.TorchOp
-    ]
-    our_tree, our_profile = ours.OpTree(finished), ours.MemoryProfile(finished)
-    our_events = list(our_tree.dfs())
-    our_operators = [event for event in our_events if event.kind is EventKind.TORCH_OP]
+    our_profile = ours.MemoryProfile(finished)
     their_tree, their_profile = theirs.OpTree(result), theirs.MemoryProfile(result)
-    their_events = list(their_tree.dfs())
 
-    def torchs_way(name: str) -> Callable[[Any], object]:
-        return lambda _: [list(getattr(theirs, name)(event)) for event in their_events]
-
-    def our_way(name: str) -> Callable[[Any], object]:
-        return lambda _: [list(getattr(ours, name)(event)) for event in our_events]
-
-    yield Comparison("OpTree", lambda _: theirs.OpTree(result), lambda _: ours.OpTree(finished))
-    for name in ("extract_parameters", "extract_gradients", "get_scopes"):
-        yield Comparison(f"{name}, every event", torchs_way(name), our_way(name))
-    for name in ("match_schemas", "inputs_are_mutable"):
-        yield Comparison(
-            f"SchemaMatcher.{name}, every operator",
-            lambda _, n=name: [getattr(theirs.SchemaMatcher, n)(op) for op in operators],
-            lambda _, n=name: [getattr(ours.SchemaMatcher, n)(op) for op in our_operators],
-        )
     yield Comparison(
-        "SizeMap",
-        theirs.SizeMap,
-        ours.SizeMap,
-        lambda: their_tree,
-        lambda: ours.OpTree(our_tree.tree),
+        "SizeMap", theirs.SizeMap, ours.SizeMap, lambda: their_tree, lambda: ours.OpTree(finished)
     )
     yield Comparison(
         "DataFlowGraph with its nodes",
         lambda tree: theirs.DataFlowGraph(tree).flow_nodes,
         lambda tree: ours.DataFlowGraph(tree).flow_nodes,
         lambda: their_tree,
-        lambda: ours.OpTree(our_tree.tree),
+        lambda: ours.OpTree(finished),
     )
     yield Comparison(
         "DataFlowGraph.validate",
@@ -113,7 +84,7 @@ def of_profiles(finished: Any, folder: Path) -> Iterator[Comparison]:
         lambda profile: profile.timeline,
         lambda profile: profile.timeline,
         lambda: their_profile,
-        lambda: ours.MemoryProfile(our_tree.tree),
+        lambda: ours.MemoryProfile(finished),
     )
     yield Comparison(
         "MemoryProfileTimeline.export_memory_timeline",
@@ -124,7 +95,7 @@ def of_profiles(finished: Any, folder: Path) -> Iterator[Comparison]:
             folder / "o.json", "cpu"
         ),
         lambda: their_profile,
-        lambda: ours.MemoryProfile(our_tree.tree),
+        lambda: ours.MemoryProfile(finished),
     )
     yield Comparison(
         "profile.export_memory_timeline, whole",
@@ -144,7 +115,7 @@ def of_graphs() -> Iterator[Comparison]:
 
     graph = trace(chain, (16, 16), (16, 16)).graph
     nodes = list(graph.nodes)
-    forward, backward = pair_of("recurrent", "default")
+    forward, backward = pair_of("recurrent", PARTITIONS[0])
 
     def releasable(node: Any) -> bool:
         return node.op == "call_function"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import pytest_torchmem
-from tests.documents import DOCS, ROOT
+from tests.documents import DOCS
 
 PAGE = (DOCS / "coming-from-torch.md").read_text(encoding="utf-8")
 SOURCES = (
@@ -26,15 +26,20 @@ SOURCES = (
 
 PUBLIC = {*pytest_torchmem.__all__, "allocator", "hooks", "torch_names", "types"}
 
+NAME = re.compile(r"`([\w.]+)`")
 TORCHS_OWN = "torch's own"
 """How the cell of a name begins that has nothing to do with memory."""
 
 
-def rows_of(source: str) -> dict[str, tuple[str, str]]:
-    """Return the counterpart and the test of each name in the table of a module."""
+def rows_of(source: str) -> dict[str, str]:
+    """Return the counterpart of each name of a module: the same name here, or a row's text."""
     section = PAGE.partition(f"\n### {source}\n")[2].partition("\n#")[0]
-    found = re.findall(r"^\| `([\w.]+)` \| (.*?) \| (.*?) \|$", section, re.MULTILINE)
-    return {name: (here, compared) for name, here, compared in found}
+    found: dict[str, str] = {}
+    for module, same in re.findall(r"^The same names in `(.*?)`: (.*)\.$", section, re.MULTILINE):
+        found |= {name: f"`{module}.{name}`" for name in NAME.findall(same)}
+    for names, here in re.findall(r"^\| (`.*?`) \| (.*?) \|$", section, re.MULTILINE):
+        found |= dict.fromkeys(NAME.findall(names), here)
+    return found
 
 
 def public_names(text: str) -> set[str]:
@@ -86,24 +91,14 @@ def test_every_public_name_of_torchs_source_is_in_the_table_and_no_other(source)
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_counterpart_can_be_imported(source):
     pytest.importorskip("torch")
-    for name, (here, _) in rows_of(source).items():
-        counterparts = re.findall(r"`([\w.]+)`", here)
+    for name, here in rows_of(source).items():
+        counterparts = NAME.findall(here)
         assert counterparts or here.startswith(TORCHS_OWN), name
         assert [path for path in counterparts if not is_there(f"pytest_torchmem.{path}")] == [], (
             name
         )
         # What is private may change in any release, and no row names it.
         assert {path.partition(".")[0] for path in counterparts} <= PUBLIC, name
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_every_test_that_compares_is_there(source):
-    for name, (here, compared) in rows_of(source).items():
-        file, _, test = compared.strip("`").partition("::")
-        if here.startswith(TORCHS_OWN):
-            assert compared == "-", name
-        else:
-            assert f"def {test}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), name
 
 
 def test_a_name_that_leads_nowhere_is_found():

@@ -7,6 +7,8 @@ import pytest
 from benchmarks.regression_programs import REGRESSIONS
 from benchmarks.regression_programs.case import ANY, Blame, Regression
 from benchmarks.regressions import Outcome, run_all, score
+from pytest_torchmem.simulate.torch_builds import torch_build
+from pytest_torchmem.values.errors import SimulationError
 
 SOME = (
     "float_mask_buffer",
@@ -19,6 +21,20 @@ SOME = (
     "retained_losses",
     "kept_errors",
     "width_in_yaml",
+)
+
+#: With matrix products: on a simulated H100 64 MiB of cuBLAS's workspaces are beside them.
+WITH_PRODUCTS = (
+    "naive_attention",
+    "float32_scores",
+    "attention_chunks",
+    "weights_kept",
+    "cache_after_generation",
+    "silu_by_hand",
+    "weights_not_tied",
+    "amsgrad",
+    "recompute_in_ini",
+    "retained_losses",
 )
 
 DOUBLED = Regression(
@@ -48,6 +64,24 @@ def test_the_first_line_names_what_was_edited(outcome: Outcome, name: str) -> No
     assert all(found.columns), found.text
     assert found.holder is not False, found.text
     assert found.edit, found.text
+
+
+@pytest.fixture(scope="module")
+def on_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    try:
+        torch_build()
+    except SimulationError as error:
+        pytest.skip(f"what needs a GPU is not run: {error.sentence}")
+    folder = tmp_path_factory.mktemp("on_a_gpu") / "project"
+    some = [regression for regression in REGRESSIONS if regression.name in WITH_PRODUCTS]
+    return run_all(some, folder, false_alarms=False, gpu="H100")
+
+
+@pytest.mark.parametrize("name", WITH_PRODUCTS)
+def test_the_workspaces_of_a_gpu_hide_no_edit(on_a_gpu: Outcome, name: str) -> None:
+    (found,) = (each for each in on_a_gpu.scores if each.regression.name == name)
+    assert found.edit, found.text
+    assert "of workspace from" not in found.sentence
 
 
 def test_an_edit_is_written_as_a_diff() -> None:

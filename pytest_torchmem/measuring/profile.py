@@ -124,18 +124,14 @@ class Profile(MemoryProfile):
         if not name.endswith(_ENDINGS):
             expected = f"{', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}"
             raise ReportError(f"{name}: a memory timeline is written as {expected}")
-        theirs = TorchMemoryProfile(self.tree) if labels == "torch" else None
-        # Nothing at all was recorded of the device that a profile without memory is of.
-        device = self.device if self.device in self.tree.trace.devices else None
-        if name.endswith(".html"):
-            timeline = theirs.timeline(device) if theirs else self.timeline
-            write_timeline_page(Path(name), timeline, self.device)
-            return
-        is_raw = name.endswith("raw.json.gz")
-        if theirs:
-            write_json(name, theirs.raw(device) if is_raw else theirs.coalesced(device))
+        if labels == "torch":
+            # Nothing at all was recorded of the device that a profile without memory is of.
+            device = self.device if self.device in self.tree.trace.devices else None
+            write_torchs_timeline(name, TorchMemoryProfile(self.tree), device)
+        elif name.endswith(".html"):
+            write_timeline_page(Path(name), self.timeline, self.device)
         else:
-            form = raw_changes if is_raw else coalesced
+            form = raw_changes if name.endswith("raw.json.gz") else coalesced
             write_json(name, form(self.timeline, start_ns(self.tree)))
 
     def _stacks(self, weight: str) -> Stacks:
@@ -169,6 +165,17 @@ def analyze(
 def write_stacks(path: str | os.PathLike[str], stacks: Stacks) -> None:
     """Write stacks in the form that flame graph tools read."""
     Path(path).write_text(collapsed(stacks), encoding="utf-8")
+
+
+def write_torchs_timeline(name: str, profile: TorchMemoryProfile, device: Device | None) -> None:
+    """Write a timeline under torch's labels; the ending says whether as a page, raw or JSON."""
+    if name.endswith(".html"):
+        title = profile.tree.trace.device_named(device)
+        write_timeline_page(Path(name), profile.timeline(device), title)
+    elif name.endswith("raw.json.gz"):
+        write_json(name, profile.raw(device))
+    else:
+        write_json(name, profile.coalesced(device))
 
 
 def write_timeline_page(path: Path, timeline: Timeline, title: str) -> None:

@@ -4,68 +4,36 @@
 
     rows = build_memory_profile(graph, is_releasable=lambda node: node.op == "call_function")
 
-Arguments and results are torch's, with three differences: every function takes a
-``device_filter``, which by default accepts every device (torch's leaves out the CPU, and so
-answers 0 for a graph on it); sizes that are symbolic are their hints before ``size_of`` sees them;
-``get_peak_memory`` gives a number, where torch 2.13 raises. Graphs may be whatever `estimate`
-takes. Sizes are bytes. Raises `EstimateError` for a graph whose nodes carry no fake tensors.
+Differences from torch: every function takes a ``device_filter``, and without one counts every
+device, the CPU too; ``size_of`` sees symbolic sizes as their hints; ``get_peak_memory`` gives a
+number, where torch 2.13 raises. Graphs are what `estimate` takes. Sizes are bytes. Raises
+`EstimateError` for a graph whose nodes carry no fake tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import signature
-from typing import Any, Protocol, TypeAlias
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, TypeAlias
 
+import torch
+
+from pytest_torchmem.analysis.estimated import static
 from pytest_torchmem.analysis.estimated.estimated_result import ScheduledMemory
-from pytest_torchmem.analysis.estimated.static import (
-    interactions,
-    memory_profile,
-    not_primal,
-    pair_peak_bytes,
-)
 from pytest_torchmem.record.devices import named_device
-from pytest_torchmem.record.graphs.fx_graphs import (
-    graph_nodes,
-    read_graph,
-    read_pair,
-    with_fx_nodes,
-)
+from pytest_torchmem.record.graphs.fx_graphs import graph_nodes, read_graph, read_pair
+from pytest_torchmem.record.graphs.fx_graphs import with_fx_nodes as asked
 from pytest_torchmem.values.static_graph import NodeKind, StaticGraph, StaticNode
 
-__all__ = [
-    "GraphAliasTracker",
-    "MemoryTracker",
-    "StorageKey",
-    "build_memory_profile",
-    "device_filter",
-    "get_fwd_bwd_interactions",
-    "get_peak_memory",
-]
-
-
-class FxNode(Protocol):
-    """The part of a ``torch.fx.Node`` that is looked at here."""
-
-    @property
-    def name(self) -> str: ...
-
-
-class DeviceType(Protocol):
-    """The part of a ``torch.device`` that filters look at."""
-
-    @property
-    def type(self) -> str: ...
-
-
-IsReleasable: TypeAlias = Callable[[FxNode], bool]
+IsReleasable: TypeAlias = Callable[[torch.fx.Node], bool]
 SizeOf: TypeAlias = Callable[[int], int]
-SizeOfNode: TypeAlias = Callable[[FxNode], int]
-DeviceFilter: TypeAlias = Callable[[DeviceType], bool]
+SizeOfNode: TypeAlias = Callable[[torch.fx.Node], int]
+DeviceFilter: TypeAlias = Callable[[torch.device], bool]
 
 
-def device_filter(device: DeviceType) -> bool:
+def device_filter(device: torch.device) -> bool:
     """The filter that torch's functions have by default: everything but the CPU."""
     return device.type != "cpu"
 
@@ -85,16 +53,14 @@ def build_memory_profile(
     ``is_releasable``. A ``size_of`` that cannot take a number, or whose parameter is called
     ``node``, takes a node; where that makes several storages, each gets its share by size.
     """
+    read = read_graph(graph)
     releasable: Any = is_releasable
     sizes: Any = size_of
-    if sizes is not None and _answers_bool(graph, sizes):
+    first = next(iter(graph_nodes([graph]).nodes), None)
+    if isinstance(_answer(sizes, first), bool):
         releasable, sizes = sizes, releasable
-    read = read_graph(graph)
-    if sizes is not None and _takes_node(sizes):
-        read = _sized_by_node(read, with_fx_nodes(graph, sizes))
-    else:
-        read = _sized(read, sizes)
-    return memory_profile(read, with_fx_nodes(graph, releasable), _by_name(device_filter))
+    read = _sized_by_node(read, asked(graph, sizes)) if _takes_node(sizes) else _sized(read, sizes)
+    return static.memory_profile(read, asked(graph, releasable), _by_name(device_filter))
 
 
 def get_fwd_bwd_interactions(
@@ -109,7 +75,7 @@ def get_fwd_bwd_interactions(
     backward inputs that look into primals, or that the forward did not make.
     """
     forward, backward = (_sized(read, size_of) for read in read_pair(fwd_graph, bwd_graph))
-    return interactions(forward, backward, _by_name(device_filter))
+    return static.interactions(forward, backward, _by_name(device_filter))
 
 
 def get_peak_memory(
@@ -120,10 +86,10 @@ def get_peak_memory(
     As torch defines it: primals that the backward does not take are left out of its peak.
     `pytest_torchmem.estimate(forward, backward=backward)` counts them.
     """
-    return pair_peak_bytes(*read_pair(fwd_graph, bwd_graph), _by_name(device_filter))
+    return static.pair_peak_bytes(*read_pair(fwd_graph, bwd_graph), _by_name(device_filter))
 
 
-class MemoryTracker:
+class MemoryTracker(ScheduledMemory):
     """The bytes in use while the nodes of a graph are scheduled in an order of one's own."""
 
     def __init__(
@@ -132,25 +98,11 @@ class MemoryTracker:
         is_releasable: IsReleasable | None = None,
         device_filter: DeviceFilter | None = None,
     ) -> None:
-        releasable = not_primal if is_releasable is None else with_fx_nodes(graph, is_releasable)
-        self._memory = ScheduledMemory(read_graph(graph), releasable, _by_name(device_filter))
-
-    def schedule_node(self, node: FxNode) -> None:
-        """Run a node next. Raises `EstimateError` for one that ran, or that needs another first."""
-        self._memory.schedule(node.name)
-
-    def get_current_memory_bytes(self) -> int:
-        """Return the bytes in use after what was scheduled."""
-        return self._memory.current_bytes
-
-    @property
-    def peak_memory(self) -> int:
-        """The most bytes that were in use so far."""
-        return self._memory.peak_bytes
+        releasable = asked(graph, is_releasable) if is_releasable else static.not_primal
+        super().__init__(read_graph(graph), releasable, _by_name(device_filter))
 
 
-@dataclass(frozen=True, slots=True)
-class StorageKey:
+class StorageKey(NamedTuple):
     """A storage of a graph: its number there, its device, and its bytes."""
 
     number: int
@@ -159,86 +111,63 @@ class StorageKey:
 
 
 class GraphAliasTracker:
-    """The nodes of a graph that make a storage, that use it, and that use it last.
+    """Which nodes of a graph, given in order, make a storage, use it, and use it last."""
 
-    ``nodes`` are a graph's, all of them, in order.
-    """
-
-    def __init__(self, nodes: Iterable[FxNode]) -> None:
-        self._graph = read_graph(graph_nodes(nodes))
-        self._nodes = {node.name: node for node in self._graph.nodes}
-        self._last_user: dict[int, str] = {
-            storage: node.name
-            for node in self._graph.nodes
-            if node.kind is not NodeKind.INPUT
-            for storage in node.uses
+    def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
+        graph = read_graph(graph_nodes(nodes))
+        keys = [StorageKey(n, s.device, s.size_bytes) for n, s in enumerate(graph.storages)]
+        self._made = {node.name: {keys[s] for s in node.makes} for node in graph.nodes}
+        self._used = {
+            node.name: {keys[s] for s in node.uses if node.kind is not NodeKind.INPUT}
+            for node in graph.nodes
         }
+        self._last_user = {key: name for name, used in self._used.items() for key in used}
 
-    def get_fresh_allocations(self, node: FxNode) -> set[StorageKey]:
+    def get_fresh_allocations(self, node: torch.fx.Node) -> set[StorageKey]:
         """The storages that a node makes: no views."""
-        return self._keys(self._nodes[node.name].makes)
+        return self._made[node.name]
 
-    def get_storage_uses(self, node: FxNode) -> set[StorageKey]:
+    def get_storage_uses(self, node: torch.fx.Node) -> set[StorageKey]:
         """The storages that a node's inputs look into."""
-        read = self._nodes[node.name]
-        return set() if read.kind is NodeKind.INPUT else self._keys(read.uses)
+        return self._used[node.name]
 
-    def get_storages_last_used(self, node: FxNode) -> set[StorageKey]:
+    def get_storages_last_used(self, node: torch.fx.Node) -> set[StorageKey]:
         """The storages that no later node uses."""
-        used = self.get_storage_uses(node)
-        return {key for key in used if self._last_user[key.number] == node.name}
-
-    def _keys(self, storages: Iterable[int]) -> set[StorageKey]:
-        table = self._graph.storages
-        return {StorageKey(s, table[s].device, table[s].size_bytes) for s in storages}
+        return {key for key in self._used[node.name] if self._last_user[key] == node.name}
 
 
 def _sized(graph: StaticGraph, size_of: SizeOf | None) -> StaticGraph:
-    if size_of is None:
-        return graph
-    storages = tuple(replace(s, size_bytes=size_of(s.size_bytes)) for s in graph.storages)
-    return replace(graph, storages=storages)
+    sized = (replace(s, size_bytes=size_of(s.size_bytes)) if size_of else s for s in graph.storages)
+    return replace(graph, storages=tuple(sized))
 
 
-def _answers_bool(graph: Any, asked: Callable[..., object]) -> bool:
-    """Return whether a function answers True or False for the first node of a graph."""
+def _answer(function: Any, value: object) -> object:
+    """What a function answers for a value; None where it takes no such value."""
     try:
-        first = next(iter(getattr(graph, "graph", graph).nodes))
-        return isinstance(asked(first), bool)
-    except (AttributeError, KeyError, StopIteration, TypeError):
-        return False
+        return function(value)
+    except (AttributeError, KeyError, TypeError):
+        return None
 
 
-def _takes_node(size_of: Callable[..., object]) -> bool:
+def _takes_node(size_of: Any) -> bool:
     """Return whether a function of sizes takes a node, and not bytes."""
     try:
-        name = next(iter(signature(size_of).parameters), "")
-    except (TypeError, ValueError):
-        name = ""
-    if name in ("node", "nodes"):
-        return True
-    try:
-        size_of(1)
-    except (AttributeError, KeyError, TypeError):
-        return True
-    return False
+        takes = next(iter(signature(size_of).parameters), "")
+    except (TypeError, ValueError):  # no function, or one of Python's own
+        takes = ""
+    return takes == "node" or (size_of is not None and _answer(size_of, 1) is None)
 
 
 def _sized_by_node(graph: StaticGraph, size_of: Callable[[StaticNode], int]) -> StaticGraph:
     storages = list(graph.storages)
     for node in graph.nodes:
-        if not node.makes:
-            continue
-        own_bytes = [storages[made].size_bytes for made in node.makes]
-        rest_bytes, rest_own = int(size_of(node)), sum(own_bytes)
-        for made, size_bytes in zip(node.makes, own_bytes, strict=True):
-            share = rest_bytes * size_bytes // rest_own if size_bytes < rest_own else rest_bytes
-            storages[made] = replace(storages[made], size_bytes=share)
-            rest_bytes, rest_own = rest_bytes - share, rest_own - size_bytes
+        until = [0, *accumulate(storages[made].size_bytes for made in node.makes)]
+        whole = int(size_of(node)) if node.makes else 0
+        shares = [whole * size // max(1, until[-1]) for size in until[:-1]]
+        for made, (begin, end) in zip(node.makes, pairwise([*shares, whole]), strict=True):
+            storages[made] = replace(storages[made], size_bytes=end - begin)
     return replace(graph, storages=tuple(storages))
 
 
 def _by_name(accepts: DeviceFilter | None) -> Callable[[str], bool]:
-    if accepts is None:
-        return lambda _: True
-    return lambda name: accepts(named_device(name))
+    return lambda name: accepts is None or accepts(named_device(name))

@@ -13,147 +13,54 @@ torch's own.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any
 
 import torch
 from torch.autograd import profiler as _autograd
-from torch.autograd.profiler import KinetoStepTracker
-from torch.profiler import (
-    DeviceType,
-    ProfilerAction,
-    ProfilerActivity,
-    kineto_available,
-    record_function,
-    schedule,
-    supported_activities,
-    tensorboard_trace_handler,
-)
+from torch.autograd.profiler import KinetoStepTracker as KinetoStepTracker
+from torch.profiler import *  # noqa: F403
+from torch.profiler import DeviceType
 
 from pytest_torchmem.analysis.events.averages import NUMBERS, Average, stacks_by_time
+from pytest_torchmem.analysis.events.calls import without_step_number
 from pytest_torchmem.measuring.events import Events
-from pytest_torchmem.measuring.profile import TORCHS_WEIGHTS, write_stacks
-from pytest_torchmem.report.text.event_tables import averages_table
+from pytest_torchmem.measuring.profile import TORCHS_WEIGHTS, write_stacks, write_torchs_timeline
+from pytest_torchmem.report.text.event_tables import TORCHS_COLUMNS, averages_table
 from pytest_torchmem.torch_names import memory_profiler as _memory_profiler
-from pytest_torchmem.torch_names import utils as _utils
+from pytest_torchmem.torch_names import utils as _utils  # noqa: F401
 from pytest_torchmem.values.units import Device
-
-__all__ = [
-    "DeviceType",
-    "KinetoStepTracker",
-    "ProfilerAction",
-    "ProfilerActivity",
-    "_memory_profiler",
-    "_utils",
-    "autograd_profile",
-    "kineto_available",
-    "profile",
-    "record_function",
-    "schedule",
-    "supported_activities",
-    "tensorboard_trace_handler",
-]
-
-_Key = tuple[object, ...]
 
 
 @dataclass(frozen=True)
 class AverageRow:
-    """One row of averages under torch's names: times in microseconds, memory in bytes."""
+    """One row of averages under torch's names of columns: times in µs, memory in bytes."""
 
     average: Average
     is_user_annotation: bool = False
 
-    @property
-    def key(self) -> str:
-        return self.average.name
-
-    @property
-    def overload_name(self) -> str:
-        return self.average.overload
-
-    @property
-    def input_shapes(self) -> str:
-        return self.average.inputs
-
-    @property
-    def stack(self) -> tuple[str, ...]:
-        return self.average.stack
+    def __getattr__(self, name: str) -> Any:
+        if name not in TORCHS_COLUMNS:
+            raise AttributeError(f"a row of averages has no {name!r}")
+        value = getattr(self.average, TORCHS_COLUMNS[name])
+        return value / 1000 if TORCHS_COLUMNS[name].endswith("_ns") else value
 
     @property
     def device_type(self) -> DeviceType:
         return DeviceType.CUDA if self.average.on_device else DeviceType.CPU
 
     @property
-    def count(self) -> int:
-        return self.average.calls
-
-    @property
-    def self_cpu_time_total(self) -> float:
-        return self.average.self_time_ns / 1000
-
-    @property
-    def cpu_time_total(self) -> float:
-        return self.average.total_time_ns / 1000
-
-    @property
-    def cpu_time(self) -> float:
-        return self.average.time_ns / 1000
-
-    @property
     def device_time(self) -> float:
-        return self.device_time_total / max(1, self.count)
-
-    @property
-    def self_device_time_total(self) -> float:
-        return self.average.self_device_time_ns / 1000
-
-    @property
-    def device_time_total(self) -> float:
-        return self.average.device_time_ns / 1000
-
-    @property
-    def self_cpu_memory_usage(self) -> int:
-        return self.average.self_cpu_bytes
-
-    @property
-    def cpu_memory_usage(self) -> int:
-        return self.average.cpu_bytes
-
-    @property
-    def self_device_memory_usage(self) -> int:
-        return self.average.self_device_bytes
-
-    @property
-    def device_memory_usage(self) -> int:
-        return self.average.device_bytes
+        return self.average.device_time_ns / 1000 / max(1, self.average.calls)
 
 
-class AverageRows(Sequence[AverageRow]):
+class AverageRows(list[AverageRow]):
     """The rows of averages, and their table."""
 
-    def __init__(self, rows: Sequence[AverageRow]) -> None:
-        self._rows = tuple(rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._rows[index]
-
-    def __iter__(self) -> Iterator[AverageRow]:
-        return iter(self._rows)
-
     def table(self, sort_by: str | None = None, row_limit: int = 100, **_: object) -> str:
-        """Return the rows as a table, the largest ``sort_by`` first; all for a limit of -1.
-
-        The widths of columns and the header that torch's table takes have no effect.
-        """
+        """Return the rows as a table; torch's widths of columns and its header have no effect."""
         limit = row_limit if row_limit >= 0 else len(self)
-        averages = tuple(row.average for row in self)
-        return averages_table(averages, sort_by or "self_time_ns", limit)
+        return averages_table([row.average for row in self], sort_by or "self_time_ns", limit)
 
     def __str__(self) -> str:
         return self.table()
@@ -162,7 +69,7 @@ class AverageRows(Sequence[AverageRow]):
 class _Answers:
     """The answers of this package to questions that torch's profilers take."""
 
-    _cycles: list[Events]
+    _cycles: tuple[Events, ...] = ()
 
     def key_averages(
         self,
@@ -171,18 +78,24 @@ class _Answers:
         group_by_overload_name: bool = False,
     ) -> AverageRows:
         """Return the calls of one name together; of all cycles where ``acc_events`` is on."""
-        found: dict[_Key, list[AverageRow]] = {}
-        for events in self._cycles or [Events.of(self)]:
-            labels = {label.name.partition("#")[0] for label in events.labels}
+        groups: dict[tuple[object, ...], list[Average]] = {}
+        labels: set[str] = set()
+        for events in self._cycles or (Events.of(self),):
+            labels |= {without_step_number(label.name) for label in events.labels}
             for row in events.averages(
                 by_inputs=group_by_input_shape,
                 by_stack=group_by_stack_n,
                 by_overload=group_by_overload_name,
             ):
                 key = (row.name, row.overload, row.inputs, row.stack, row.on_device)
-                annotates = row.name.partition("*")[0] in labels
-                found.setdefault(key, []).append(AverageRow(row, annotates))
-        return AverageRows([reduce(_sum, rows) for rows in found.values()])
+                groups.setdefault(key, []).append(row)
+        return AverageRows(
+            AverageRow(
+                replace(rows[0], **{n: sum(getattr(row, n) for row in rows) for n in NUMBERS}),
+                rows[0].name in labels,
+            )
+            for rows in groups.values()
+        )
 
     def export_stacks(self, path: str, metric: str = "self_cpu_time_total") -> None:
         """Write Python stacks with the time of each, for flame graph tools."""
@@ -192,46 +105,22 @@ class _Answers:
         write_stacks(path, stacks_by_time(Events.of(self).calls, on_device))
 
 
-def _sum(one: AverageRow, other: AverageRow) -> AverageRow:
-    numbers = {n: getattr(one.average, n) + getattr(other.average, n) for n in NUMBERS}
-    return replace(one, average=replace(one.average, **numbers))
-
-
-class AnsweredProfile(_Answers, torch.profiler.profile):
+class profile(_Answers, torch.profiler.profile):  # type: ignore[no-redef]  # noqa: N801
     """``torch.profiler.profile``, whose averages, stacks and timelines come from here."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._cycles = []
 
     def stop_trace(self) -> None:
         """End a cycle. With ``acc_events`` its events are kept, beside those of the others."""
         super().stop_trace()
         if self.acc_events:
-            self._cycles.append(Events.of(self))
+            self._cycles += (Events.of(self),)
 
     def _memory_profile(self) -> Any:
         return _memory_profiler.MemoryProfile(self)
 
     def export_memory_timeline(self, path: str, device: Device | None = None) -> None:
         """Write the memory timeline: the ending of ``path`` says whether as a page, raw or JSON."""
-        timeline = _memory_profiler.MemoryProfileTimeline(self._memory_profile())
-        name = os.fspath(path)
-        if name.endswith(".html"):
-            timeline.export_memory_timeline_html(name, device)
-        elif name.endswith("raw.json.gz"):
-            timeline.export_memory_timeline_raw(name, device)
-        else:
-            timeline.export_memory_timeline(name, device)
+        write_torchs_timeline(os.fspath(path), self._memory_profile().columns, device)
 
 
-class AnsweredAutogradProfile(_Answers, _autograd.profile):
+class autograd_profile(_Answers, _autograd.profile):  # noqa: N801
     """``torch.autograd.profiler.profile``, whose averages and stacks come from here."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._cycles = []
-
-
-profile = AnsweredProfile
-autograd_profile = AnsweredAutogradProfile

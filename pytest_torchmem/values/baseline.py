@@ -50,11 +50,13 @@ class Allowance:
         tolerance: A share of the number.
         floor_bytes: What a number may differ by at least, however small it is.
         floor_share: The share of the test's peak that the floor cannot exceed.
+        aside_bytes: What of a number the share is not taken of: the workspaces in a total.
     """
 
     tolerance: float
     floor_bytes: int
     floor_share: float = math.inf
+    aside_bytes: int = 0
 
     def at(self, peak_bytes: int) -> Allowance:
         """Return the allowance for a test with this peak: in a small test the floor is small."""
@@ -64,13 +66,17 @@ class Allowance:
         return replace(self, floor_bytes=int(self.floor_share * peak_bytes))
 
     def bytes_for(self, baseline_bytes: int) -> int:
-        return max(int(baseline_bytes * self.tolerance), self.floor_bytes)
+        return max(self._share_of(baseline_bytes), self.floor_bytes)
 
     def text_for(self, baseline_bytes: int) -> str:
         """Return the part that decides at this size: ``tolerance 2 %`` or ``floor 1.0 MiB``."""
-        if int(baseline_bytes * self.tolerance) >= self.floor_bytes:
-            return f"tolerance {self.tolerance * 100:g} %"
+        if self._share_of(baseline_bytes) >= self.floor_bytes:
+            of_rest = " of all but workspaces" if self.aside_bytes else ""
+            return f"tolerance {self.tolerance * 100:g} %{of_rest}"
         return f"floor {format_size(self.floor_bytes)}"
+
+    def _share_of(self, baseline_bytes: int) -> int:
+        return int((baseline_bytes - self.aside_bytes) * self.tolerance)
 
     def compare(self, measured_bytes: int, baseline_bytes: int) -> Change:
         allowed = self.bytes_for(baseline_bytes)
@@ -195,14 +201,23 @@ class Numbers:
         """Return how far a number of a test like this may be from its baseline.
 
         Libraries take as much for themselves in a small test as in a large one. So their workspaces
-        widen the allowance of no number but those that they are in. A segment more or less is
-        reserved for a small reason.
+        widen the allowance of no number but their own. A segment more or less is reserved for a
+        small reason.
         """
         if key == RESERVED:
             floor_bytes = max(_SEGMENT_BYTES, allowance.floor_bytes)
             return replace(allowance, floor_bytes=floor_bytes, floor_share=math.inf)
-        own = key not in (TOTAL, Category.WORKSPACE._value_)
-        return allowance.at(self.total - own * min(self.peaks.workspace, self.total))
+        if key == Category.WORKSPACE._value_:
+            return allowance.at(self.total)
+        workspaces = min(self.peaks.workspace, self.total)
+        aside_bytes = workspaces if key == TOTAL else 0
+        return replace(allowance.at(self.total - workspaces), aside_bytes=aside_bytes)
+
+    def by_workspaces(self, key: str, after: Numbers) -> int:
+        """Return by how much a number differs only because workspaces do: they have their own."""
+        whole, own = after.total - self.total, after.peaks.workspace - self.peaks.workspace
+        least, most = sorted((0, whole))
+        return min(max(own, least), most) if key == TOTAL else 0
 
     def changes(self, after: Numbers) -> list[ChangedNumber]:
         """Return each number beside the one of a later entry, as far as they can be compared."""
@@ -268,7 +283,10 @@ def told_change(
     """
     numbers = before.changes(after)
     changes = [
-        before.allowance(n.key, allowance).compare(n.after_bytes, n.before_bytes) for n in numbers
+        before.allowance(n.key, allowance).compare(
+            n.after_bytes - before.by_workspaces(n.key, after), n.before_bytes
+        )
+        for n in numbers
     ]
     change = overall(changes)
     if changes[0] is change:

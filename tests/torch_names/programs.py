@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.torch_names import memory_profiler as ours
-from pytest_torchmem.values.trace import EventKind
 
 Lines = list[str]
 
@@ -290,46 +289,37 @@ def _named(category: Any) -> str:
     return category.name if category else "-"
 
 
-def _our_operators(profile: Any) -> Iterator[tuple[str, Lines, tuple[bool | None, ...]]]:
-    for event in profile.op_tree.dfs():
-        if event.kind is EventKind.TORCH_OP:
-            schemas: Lines = list(ours.SchemaMatcher.match_schemas(event))
-            yield event.name, schemas, ours.SchemaMatcher.inputs_are_mutable(event)
+def _engine(name: str, module: Any, profile: Callable[[Any], Any]) -> Engine:
+    """An engine that a module with torch's names is the interface of."""
+
+    def operators(made: Any) -> Iterator[tuple[str, Lines, tuple[bool | None, ...]]]:
+        for event in made._op_tree.dfs():
+            if event.tag.name == "TorchOp":
+                fields = event.extra_fields
+                schemas = [
+                    f"{s.name}.{s.overload_name}" if s.overload_name else s.name
+                    for s in module.SchemaMatcher.match_schemas(fields)
+                ]
+                yield event.name, schemas, module.SchemaMatcher.inputs_are_mutable(fields)
+
+    return Engine(
+        name,
+        profile,
+        lambda made: ((n._event.name, n) for n in made._data_flow_graph.flow_nodes),
+        operators,
+        lambda made, key, version: _named(made._categories.get(key, version)),
+        lambda made: made._category_snapshot(),
+    )
 
 
-OURS = Engine(
-    "ours",
-    ours.MemoryProfile,
-    lambda profile: ((n.event.name, n) for n in profile.data_flow_graph.flow_nodes),
-    _our_operators,
-    lambda profile, key, version: _named(profile.categories.get(key, version)),
-    lambda profile: profile.category_snapshot(),
-)
+OURS = _engine("ours", ours, ours.MemoryProfile)
 
 
 def torchs() -> Engine:
     """torch's own engine, where this release has it."""
-    from torch._C._profiler import _EventType
     from torch.profiler import _memory_profiler as theirs
 
-    def operators(profile: Any) -> Iterator[tuple[str, Lines, tuple[bool | None, ...]]]:
-        for event in profile._op_tree.dfs():
-            if event.tag == _EventType.TorchOp:
-                fields = event.extra_fields
-                schemas = [
-                    f"{s.name}.{s.overload_name}" if s.overload_name else s.name
-                    for s in theirs.SchemaMatcher.match_schemas(fields)
-                ]
-                yield event.name, schemas, theirs.SchemaMatcher.inputs_are_mutable(fields)
-
-    return Engine(
-        "torch's",
-        lambda finished: finished._memory_profile(),
-        lambda profile: ((n._event.name, n) for n in profile._data_flow_graph.flow_nodes),
-        operators,
-        lambda profile, key, version: _named(profile._categories.get(key, version)),
-        lambda profile: profile._category_snapshot(),
-    )
+    return _engine("torch's", theirs, lambda finished: finished._memory_profile())
 
 
 class Numbers(dict[int, int]):
@@ -353,8 +343,7 @@ def told_flow(engine: Engine, profile: Any) -> Lines:
         return f"{numbers.of(key)}(v{version}{star} {category})"
 
     for name, node in engine.nodes(profile):
-        edges = getattr(node, "edges", None) or getattr(node, "_edges", {})
-        taken = [text(k, v, edges[k].is_deletion) for k, (_, v) in node.inputs.items()]
+        taken = [text(k, v, node._edges[k].is_deletion) for k, (_, v) in node.inputs.items()]
         made = [text(k, v) for k, v in node.outputs.items()]
         inside = [text(k, 0) for k in node.intermediates]
         line = f"{name}: {', '.join(taken)} -> {', '.join(made)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +27,8 @@ def test_averages_are_torchs_under_torchs_names() -> None:
         assert mine.cpu_time == pytest.approx(row.cpu_time, abs=0.01)
         assert mine.device_time == pytest.approx(row.device_time, abs=0.01)
         assert mine.is_user_annotation == row.is_user_annotation
+    with pytest.raises(AttributeError, match="a row of averages has no 'cpu_tme'"):
+        _ = finished.key_averages()[0].cpu_tme
     first = finished.key_averages().table(sort_by="self_cpu_memory_usage", row_limit=1)
     assert len(first.splitlines()) < len(finished.key_averages().table(row_limit=-1).splitlines())
 
@@ -66,3 +69,34 @@ def test_an_evaluation_has_torchs_numbers() -> None:
     }
     own = {key.event.id: row.self_time_ns for key, row in ours.metrics.items()}
     assert own == {key.event.id: row.self_time_ns for key, row in expected.metrics.items()}
+
+
+def test_an_event_that_holds_a_gpu_up_is_printed_with_its_place(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Six kernels wait as the operator begins, and all have run before it ends."""
+    call, operator = (
+        SimpleNamespace(id=n, name=name, parent=None, children=[], start_time_ns=0, end_time_ns=end)
+        for n, name, end in ((1, "train.py(12): step", 300), (2, "aten::item", 200))
+    )
+    call.children, operator.parent, operator.start_time_ns = [operator], call, 100
+    launches = [("cudaLaunchKernel", "CPU", n, n, 1) for n in range(1, 7)]
+    kernels = [("gemm", "CUDA", n, 100 + 10 * n, 10) for n in range(1, 7)]
+    after = [("cudaLaunchKernel", "CPU", 7, 190, 1), ("gemm", "CUDA", 7, 195, 1)]
+    device_events = [
+        SimpleNamespace(
+            name=lambda name=name: name,
+            device_type=lambda kind=kind: getattr(torch.profiler.DeviceType, kind),
+            linked_correlation_id=lambda number=number: number,
+            start_ns=lambda start=start: start,
+            duration_ns=lambda duration=duration: duration,
+        )
+        for name, kind, number, start, duration in (*launches, *kernels, *after)
+    ]
+    results = SimpleNamespace(experimental_event_tree=lambda: [call], events=lambda: device_events)
+    evaluation = utils.BasicEvaluation(SimpleNamespace(kineto_results=results))
+    assert [str(key) for key in evaluation.get_optimizable_events(1)] == ["aten::item"]
+    assert [depth.queue_depth for depth in evaluation.queue_depth_list][:7] == [1, 2, 3, 4, 5, 6, 5]
+    printed = capsys.readouterr().out
+    assert "aten::item" in printed
+    assert "train.py(12): step" in printed

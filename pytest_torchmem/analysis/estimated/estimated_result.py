@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from typing import Protocol
 
 import numpy as np
 
@@ -89,6 +90,13 @@ def bytes_by_node(run: StaticRun) -> tuple[NodeBytes, ...]:
     )
 
 
+class Named(Protocol):
+    """The part of a node of FX that is looked at here."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class ScheduledMemory:
     """The bytes in use while the nodes of a graph are scheduled one by one, in any order.
 
@@ -117,15 +125,20 @@ class ScheduledMemory:
         given = (NodeKind.INPUT, NodeKind.ATTRIBUTE)
         self.scheduled: set[str] = set()
         self.live: set[int] = {s for node, s in makes if node.kind in given and self._counted[s]}
-        self.current_bytes = sum(self._size_bytes[s] for s in self.live)
-        self.peak_bytes = self.current_bytes
+        self._current_bytes = sum(self._size_bytes[s] for s in self.live)
+        self.peak_memory = self._current_bytes
 
-    def schedule(self, name: str) -> None:
-        """Run the node of that name next.
+    def get_current_memory_bytes(self) -> int:
+        """Return the bytes in use after what was scheduled."""
+        return self._current_bytes
+
+    def schedule_node(self, given: Named) -> None:
+        """Run a node next.
 
         Raises `EstimateError` for one that was scheduled, and for one that uses a storage that no
         node has made yet.
         """
+        name = given.name
         node = self._nodes[name]
         if name in self.scheduled:
             raise EstimateError(f"node {name} was scheduled before; each runs once")
@@ -141,8 +154,8 @@ class ScheduledMemory:
                 f"node {name} uses a storage that no node has made yet, or that is released"
             )
         self.live |= made
-        self.current_bytes += sum(self._size_bytes[s] for s in made)
-        self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+        self._current_bytes += sum(self._size_bytes[s] for s in made)
+        self.peak_memory = max(self.peak_memory, self._current_bytes)
         released = {s for s in used & self._releasable if not self._unscheduled_uses[s]}
         self.live -= released
-        self.current_bytes -= sum(self._size_bytes[s] for s in released)
+        self._current_bytes -= sum(self._size_bytes[s] for s in released)

@@ -82,10 +82,21 @@ def cause_first(lines: Sequence[LineDifference], excess_bytes: int) -> tuple[Lin
     Scratch often grows as a consequence: a state kept in fp32 makes the scratch of all that reads
     it wider, too. So it counts for a fourth of its size, unless it was made before the rest: what
     comes first is no consequence. Gradients and optimizer state of new parameters are consequences
-    of these, and count for them.
+    of these, and count for them. Workspaces of libraries count where nothing else grew.
     """
-    lead = _lead([c for line in _with_followers(lines) if (c := _Candidate.of(line))], excess_bytes)
+    counted = _with_followers(lines)
+    own = [(line, tuple(filter(_is_own, parts))) for line, parts in counted]
+    candidates = [c for line in own if (c := _Candidate.of(line))]
+    if candidates:
+        excess_bytes -= sum(p.size_bytes for _, ps in counted for p in ps if not _is_own(p))
+    else:
+        candidates = [c for line in counted if (c := _Candidate.of(line))]
+    lead = _lead(candidates, excess_bytes)
     return tuple(sorted(lines, key=lambda line: (line is not lead, line.size_bytes < 0)))
+
+
+def _is_own(part: Difference) -> bool:
+    return part.contributor.category is not Category.WORKSPACE
 
 
 def _with_followers(

@@ -124,7 +124,8 @@ def judge_baseline(
     moved: list[Difference] = []
     for number in numbers:
         allowed = stored.allowance(number.key, allowance)
-        change = _change_less_moved(number, allowed, sides, moved)
+        elsewhere_bytes = stored.by_workspaces(number.key, measured)
+        change = _change_less_moved(number, elsewhere_bytes, allowed, sides, moved)
         changes.add(change)
         if change is Change.GROWN:
             finding = Finding(
@@ -167,13 +168,18 @@ def judge_baseline(
 
 
 def _change_less_moved(
-    number: ChangedNumber, allowed: Allowance, sides: _Sides, moved: list[Difference]
+    number: ChangedNumber,
+    elsewhere_bytes: int,
+    allowed: Allowance,
+    sides: _Sides,
+    moved: list[Difference],
 ) -> Change:
     """Return how a number changed by more than what other categories gave to it or took.
 
-    What a category that grew got is added to ``moved``.
+    ``elsewhere_bytes`` of the change are told by another number. What a category that grew got is
+    added to ``moved``.
     """
-    change = allowed.compare(number.after_bytes, number.before_bytes)
+    change = allowed.compare(number.after_bytes - elsewhere_bytes, number.before_bytes)
     if number.key == RESERVED:
         # The segments follow the peak: a growth of their own is what goes beyond its.
         more_bytes = sides.now.total - sides.reference.numbers.total
@@ -447,11 +453,16 @@ def _with_cause(finding: Finding, result: Result) -> Finding:
         )
     if began := _before_the_body(finding, result):
         return replace(finding, cause=began)
-    largest = largest_line(contributors(result, finding.key))
+    live = contributors(result, finding.key)
+    own = tuple(c for c in live if c.category is not Category.WORKSPACE)
+    largest = largest_line(own or live)
     if not largest:
         return finding
     size_bytes = sum(c.size_bytes for c in largest)
     text = f"largest {format_size(size_bytes)} {causes.told_by_line(largest, finding.key)}"
+    workspace_bytes = sum(c.size_bytes for c in live) - sum(c.size_bytes for c in own)
+    if own and workspace_bytes:
+        text += f", beside {format_size(workspace_bytes)} of workspace"
     source = largest[0].source
     place = CodeLines(source.file, source.line, source.line) if source else None
     return replace(finding, cause=text, causes=largest, place=place)
@@ -494,8 +505,9 @@ def judge_spread(results: Sequence[Result], allowance: Allowance) -> tuple[Findi
     spreads = []
     for key in least.by_key:
         values = [numbers.by_key[key] for numbers in runs]
+        own = [numbers.by_key[key] - least.by_workspaces(key, numbers) for numbers in runs]
         allowed = least.allowance(key, allowance)
-        excess_bytes = max(values) - min(values) - allowed.bytes_for(min(values))
+        excess_bytes = max(own) - min(own) - allowed.bytes_for(min(own))
         if excess_bytes > 0:
             spreads.append((excess_bytes, key, values, allowed))
     if not spreads:

@@ -23,7 +23,7 @@ from pytest_torchmem.record.profiled.event_tree import (
     read_tree,
     times_of,
 )
-from pytest_torchmem.record.profiled.mentions import InputShapes, InputSizes, Mentions
+from pytest_torchmem.record.profiled.mentions import InputShapes, InputSizes, Mentions, signature_of
 from pytest_torchmem.record.profiled.python_calls import PythonCalls, find_gaps
 from pytest_torchmem.record.recorded_tables import StringTable, Tables
 from pytest_torchmem.record.torch_api import profiler
@@ -260,7 +260,7 @@ class TreeReader:
         """Resolve operators again in which a tensor turned out to have no identity."""
         for number, operator in mentions.unkeyed.items():
             row = operators[number]
-            signature = self._shapes.resolve_again(operator)
+            signature = signature_of(operator)
             events["is_operator"][row] = signature.is_operator
             mine = tensors["event"] == row
             arguments = tensors["argument"][mine]

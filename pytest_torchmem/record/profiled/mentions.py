@@ -201,10 +201,11 @@ class InputShapes:
         texts = map(number, signature.texts)
         return InputShape(number(name), is_operator, arguments, mutable, *texts)
 
-    def resolve_again(self, operator: profiler.TorchOpFields) -> Signature:
-        """The signature when some tensors have no identity: these then count as no tensor."""
-        kinds = tuple(_kind(value, keyed_only=True) for value in _inputs(operator))
-        return resolve(_name(operator), kinds)
+
+def signature_of(operator: profiler.TorchOpFields) -> Signature:
+    """Return an operator's signature. Tensors that have no identity count as no tensor."""
+    kinds = tuple(_kind(value, keyed_only=True) for value in _inputs(operator))
+    return resolve(_name(operator), kinds)
 
 
 def flat(inputs: Iterable[object]) -> list[profiler.TensorMetadata]:

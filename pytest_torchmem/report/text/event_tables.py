@@ -14,7 +14,13 @@ from pytest_torchmem.values.units import format_size, format_time
 _RULE: Final = "-" * 80
 _NAME_WIDTH: Final = 55
 _FRAMES_APART: Final = " < "
-_IN_TORCH: Final = {
+#: The columns of an `Average` by torch's names for them.
+TORCHS_COLUMNS: Final = {
+    "key": "name",
+    "overload_name": "overload",
+    "input_shapes": "inputs",
+    "stack": "stack",
+    "cpu_time": "time_ns",
     "self_cpu_time_total": "self_time_ns",
     "cpu_time_total": "total_time_ns",
     "self_cuda_time_total": "self_device_time_ns",
@@ -38,7 +44,7 @@ def averages_table(
 
     A column goes by its name in torch's table, too. Raises `ValueError` for another one.
     """
-    sort_by = _IN_TORCH.get(sort_by, sort_by)
+    sort_by = TORCHS_COLUMNS.get(sort_by, sort_by)
     if sort_by not in NUMBERS:
         raise ValueError(f"sort_by must be one of {', '.join(NUMBERS)}, not {sort_by!r}")
     rows = sorted(averages, key=lambda row: -getattr(row, sort_by))

@@ -385,13 +385,55 @@ def test_the_workspace_of_a_library_hides_no_growth_of_a_small_test():
     workspace = live(32 * MiB, "workspace")
     before = measured(workspace, live(200 * KiB))
     grown = measured(workspace, live(300 * KiB))
-    assert against(before, grown, share_of_peak).findings[0].key == "activation"
+    findings = against(before, grown, share_of_peak).findings
+    assert [(f.key, f.allowed) for f in findings] == [
+        ("total", "floor 10.0 KiB"),
+        ("activation", "floor 10.0 KiB"),
+    ]
     (told,) = judge_spread([before, grown], share_of_peak)
-    assert "200.0 KiB, 300.0 KiB, a spread of 100.0 KiB (floor 10.0 KiB)" in told.numbers
+    assert "a spread of 100.0 KiB (floor 10.0 KiB)" in told.numbers
     change, number = told_change(Numbers.measured(before), Numbers.measured(grown), share_of_peak)
-    assert (change, number.key) == (Change.GROWN, "activation")
+    assert (change, number.key) == (Change.GROWN, "total")
     larger = measured(live(33 * MiB, "workspace"), live(200 * KiB))
     assert against(before, larger, share_of_peak).change is Change.WITHIN
+
+
+def test_a_total_is_held_against_its_baseline_without_the_workspaces():
+    """Below 64 MiB of them an untied weight is less than 2 %, and all that a floor allows."""
+    allowance = Allowance(tolerance=0.02, floor_bytes=MiB, floor_share=0.05)
+    workspace, twice = live(32 * MiB, "workspace"), live(64 * MiB, "workspace", "aten::mm")
+    made = live(9 * MiB, "parameter", "aten::empty", "", line=3)
+    leak = live(300 * KiB, "temporary", "aten::zeros", "", line=9)
+    before = measured(twice, made, leak)
+    grown = measured(twice, made, replace(leak, size_bytes=800 * KiB))
+    (told,) = (f for f in against(before, grown, allowance).findings if f.key == "total")
+    assert told.allowed == "floor 475.8 KiB"
+    # One more of them is told by its own number, and is no cause of what grew beside it.
+    before, grown = measured(workspace, made), measured(twice, made, leak)
+    assert {f.key for f in against(before, grown, allowance).findings} == {"workspace"}
+    wider = measured(twice, made, replace(leak, size_bytes=2 * MiB))
+    total, *rest = against(before, wider, allowance).findings
+    assert total.sentence == (
+        "memory peaked at 75.0 MiB, +34.0 MiB (+83 %) over the baseline of 41.0 MiB: +2.0 MiB of "
+        "temporary from aten::zeros at net.py:9, 32.0 MiB more elsewhere"
+    )
+    assert {f.key for f in rest} == {"temporary", "workspace"}
+    by_share = against(before, wider, replace(allowance, floor_bytes=0)).findings[0]
+    assert by_share.allowed == "tolerance 2 % of all but workspaces"
+    (spread,) = judge_spread([before, wider], allowance)
+    assert spread.excess_bytes > MiB
+
+
+def test_a_limit_names_what_the_program_made_beside_the_workspaces():
+    result = measured(
+        live(64 * MiB, "workspace"), live(MiB, "temporary", "aten::zeros", "", line=9)
+    )
+    (finding,) = judge_limits(result, {"total": 64 * MiB})
+    assert finding.sentence.endswith(
+        ": largest 1.0 MiB of temporary from aten::zeros at net.py:9, beside 64.0 MiB of workspace"
+    )
+    (finding,) = judge_limits(result, {"workspace": 32 * MiB})
+    assert finding.causes[0].category is Category.WORKSPACE
 
 
 def test_one_grown_category_outweighs_a_shrunk_one():

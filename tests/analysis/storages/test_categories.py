@@ -571,5 +571,5 @@ def test_what_grew_beside_a_large_workspace_is_named():
     before, after = result(384, 96), result(384, 96, 192)
     reference = Reference.of(BaselineEntry.of(before))
     verdict = judge_baseline(after, reference, Allowance(tolerance=0.02, floor_bytes=1))
-    assert [f.key for f in verdict.findings] == ["temporary"]
-    assert verdict.sentence.endswith("over the baseline of 496 B: +192 B from aten::op192")
+    assert [f.key for f in verdict.findings] == ["total", "temporary"]
+    assert verdict.sentence.endswith(": +192 B of temporary from aten::op192")

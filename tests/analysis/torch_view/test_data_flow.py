@@ -77,6 +77,20 @@ def test_entries_carry_the_tensor_key_and_the_version():
     ]
 
 
+def test_a_free_of_what_no_operator_took_was_there_before():
+    """As the profiler of a GPU sees it, where each free carries its size."""
+    b = TraceBuilder(devices=("cuda:0",))
+    b.free(b.unheard_of(4096))
+    trace = b.build()
+    trace.allocations["keyed"] = False
+    entries = TorchMemoryProfile(build_op_tree(trace)).entries
+    assert entries[["action", "key", "size_bytes"]].tolist() == [
+        (Action.PREEXISTING, -1, 4096),
+        (Action.DESTROY, -1, 4096),
+    ]
+    assert entries["time_ns"][0] == -1
+
+
 def test_a_graph_of_a_recording_is_valid():
     graph_of(written_once()).validate()
 
