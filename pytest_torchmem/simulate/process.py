@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.simulate import GPU_VARIABLE, torch_builds
+from pytest_torchmem.simulate import GPU_VARIABLE, RELEASES_VARIABLE, torch_builds
 from pytest_torchmem.simulate.build import FOR_LINKERS
 from pytest_torchmem.simulate.gpus import Gpu, parse_gpu
 from pytest_torchmem.simulate.torch_builds import CHECKED, MACHINES, TorchBuild
@@ -114,6 +114,7 @@ def variables(
     for_linkers = os.pathsep.join([str(built.runtime / FOR_LINKERS), str(built.runtime)])
     return {
         GPU_VARIABLE: text,
+        RELEASES_VARIABLE: built.releases,
         # `runtime/devices.cpp` reads these.
         "SIMULATED_CUDA_NAME": gpu.shown,
         "SIMULATED_CUDA_BYTES": str(gpu.memory_bytes),

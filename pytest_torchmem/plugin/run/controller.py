@@ -35,7 +35,7 @@ from pytest_torchmem.report.text.markdown import step_summary
 from pytest_torchmem.report.text.tables import OrphanEnd
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
-from pytest_torchmem.simulate import GPU_VARIABLE
+from pytest_torchmem.simulate import GPU_VARIABLE, simulated_text
 from pytest_torchmem.store.baselines import changed_text
 from pytest_torchmem.store.changed_lines import git_output
 from pytest_torchmem.store.run_reports import RunReport, checked_out, stamped
@@ -240,7 +240,7 @@ class Collector:
             terminalreporter.ensure_newline()  # or the first line of the table would see to it
             rank = Rank.launched()  # of a job, each rank says its own
             told = [str(rank)] if rank.count > 1 else []
-            told += [f"simulated {gpu}"] if (gpu := os.environ.get(GPU_VARIABLE)) else []
+            told += [said] if (said := simulated_text()) else []
             terminalreporter.section(", ".join(["torchmem", *told]))
         for line in lines:
             terminalreporter.write_line(line.text, **dict.fromkeys(line.styles, True))
