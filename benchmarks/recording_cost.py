@@ -8,6 +8,12 @@ the end of its analysis, and what measuring adds to each. The first test of a pr
 time that a body is measured there; a small test is the median of those after it. A run before them
 leaves Python's compiled files. ``--large`` adds 2,000,000 tiny operators, run once: that takes
 minutes and some gigabytes.
+
+Where there is a GPU the steps run on it. On a simulated one (``torchmem simulate``) kernels take no
+time: that ratio is the one of host time, the least favourable.
+
+The last line is what the installed plugin adds to a run of pytest that does not use it: the
+processor time to collect and run one empty test in a new process that loads no other plugin.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import date
@@ -29,6 +36,7 @@ from pathlib import Path
 import torch
 from tabulate import tabulate
 from torch import nn
+from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 
@@ -62,6 +70,27 @@ def an_import() -> Callable[[], object]:
     return body
 
 
+def training_steps() -> Callable[[], object]:
+    """Ten steps of the GPT that `analysis_speed` measures, four times as wide, after three more."""
+    from benchmarks.analysis_speed import GPT
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = GPT(layers=12, width=256, vocabulary=1000).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    tokens = torch.randint(0, 1000, (4, 128), device=device)
+
+    def steps(count: int = 10) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+            optimizer.step()
+
+    steps(3)
+    return steps
+
+
 def a_compilation() -> Callable[[], object]:
     return lambda: torch.compile(nn.Linear(2, 2), backend="eager")(torch.ones(1, 2))
 
@@ -71,6 +100,7 @@ BODIES = {
     "small test": (small_test, 20),
     "small test, transformers imported": (small_test_beside_transformers, 20),
     **{f"{n:,} tiny operators": (partial(tiny_operators, n), 0) for n in (20_000, 100_000)},
+    "ten steps of a GPT of twelve layers": (training_steps, 0),
     "import of scipy.stats and sklearn.ensemble": (an_import, 0),
     "first torch.compile": (a_compilation, 0),
 }
@@ -86,7 +116,7 @@ def run(name: str, measured: bool) -> tuple[float, float]:
     for _ in range(1 + warmups):
         begin = time.process_time()
         if measured:
-            measurement = BodyMeasurement("cpu")
+            measurement = BodyMeasurement("cuda" if torch.cuda.is_available() else "cpu")
             measurement.start()
             body()
             measurement.stop()
@@ -139,6 +169,29 @@ def table(repeat: int, large: bool) -> str:
     return tabulate(rows, ["body", "bare", "measured", "ratio", "peak RSS"], "github")
 
 
+def unused(repeat: int) -> str:
+    """Return what the plugin adds to pytest's start where no test uses it."""
+    seconds: dict[str, list[float]] = {"without": [], "with": []}
+    plugins = {"without": (), "with": ("-p", "pytest_torchmem.plugin.hooks")}
+    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "test_empty.py").write_text("def test_empty(): pass\n")
+        Path(folder, "pytest.ini").touch()
+        for _ in range(repeat):
+            for name, arguments in plugins.items():
+                command = [sys.executable, "-m", "pytest", "-q", *arguments, folder]
+                before = _seconds_of_children()
+                subprocess.run(command, check=True, capture_output=True, env=alone)
+                seconds[name].append(_seconds_of_children() - before)
+    without, loaded = (1000 * statistics.median(of) for of in seconds.values())
+    return f"A run that does not use the plugin: {without:,.0f} ms, {loaded - without:+,.0f} ms."
+
+
+def _seconds_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What recording adds to a body")
     parser.add_argument("--repeat", type=int, default=3)
@@ -159,6 +212,8 @@ def main() -> None:
             f"--repeat {options.repeat}{' --large' * options.large}`.",
             "",
             table(options.repeat, options.large),
+            "",
+            unused(5 * options.repeat),
             "",
         ]
     )

@@ -2,12 +2,11 @@
 
     python -m benchmarks suites CHECKOUT tests/of/it [...] [--name NAME] [--output FILE.md]
 
-Runs the tests seven times in processes of their own: without the plugin; without it and each body
-in a session of torch's profiler as the recorder begins it, whose result nobody looks at; with the
-plugin and no marker; with every test marked with ``memory_baseline`` and its baseline written;
-compared with it in order, shuffled, and on two workers. A run before these leaves Python's compiled
-files. Shown are the tests whose outcome is another than without the plugin, which for a comparison
-are false alarms, the processor time and the peak of the resident memory.
+Runs the tests six times in processes of their own: without the plugin; with it and no marker; with
+every test marked with ``memory_baseline`` and its baseline written; compared with it in order,
+shuffled, and on two workers. A run before these leaves Python's compiled files. Shown are the tests
+whose outcome is another than without the plugin, which for a comparison are false alarms, the
+processor time and the peak of the resident memory.
 """
 
 from __future__ import annotations
@@ -37,23 +36,9 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.memory_baseline)
     if os.environ.get("SUITE_SHUFFLED"):
         random.Random(0).shuffle(items)
-
-if os.environ.get("SUITE_PROFILED"):
-    from pytest_torchmem.record.torch_api.profiler import Session
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(item):
-        session = Session()
-        session.start()
-        try:
-            return (yield)
-        finally:
-            session.stop()
 """
-_PROFILED = "profiler alone"
 RUNS = {
     "without": ["-p", "no:torchmem"],
-    _PROFILED: ["-p", "no:torchmem"],
     "unused": [],
     "baselines written": ["--torchmem-update-baseline"],
     "compared": [],
@@ -75,13 +60,12 @@ class Run:
 
 def run(name: str, checkout: Path, tests: Sequence[str], folder: Path) -> Run:
     report = folder / "outcomes.xml"
-    marked = name not in ("without", _PROFILED, "unused")
+    marked = name not in ("without", "unused")
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(folder), str(checkout), *_PATHS]),
         "SUITE_MARKED": "1" * marked,
         "SUITE_SHUFFLED": "1" * ("shuffled" in name),
-        "SUITE_PROFILED": "1" * (name == _PROFILED),
         "OMP_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "",
     }

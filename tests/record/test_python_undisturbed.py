@@ -9,7 +9,6 @@ import os
 import pstats
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -188,20 +187,6 @@ def test_each_line_is_known_whatever_the_body_does_with_tracers(
     assert None not in sources
 
 
-def test_a_body_that_sets_a_profile_function_back_is_measured(own_profile_function: None) -> None:
-    called: list[str] = []
-
-    def body() -> None:
-        before = sys.getprofile()
-        sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name))
-        first()
-        sys.setprofile(before)
-        torch.ones(256)
-
-    assert measured(body).peak.total == 1024
-    assert "first" in called
-
-
 def test_a_profile_function_of_before_is_what_a_body_is_told(own_profile_function: None) -> None:
     def profile(frame: Any, event: str, _: Any) -> None:
         """Notes nothing."""
@@ -220,41 +205,6 @@ def test_torch_behind_a_link_is_no_code_of_the_users(
     (tmp_path / "torch").symlink_to(folder)
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
     assert str(folder.resolve()) in library_paths()
-
-
-def test_a_body_imports_while_another_thread_lives(tmp_path: Path) -> None:
-    for number in range(30):
-        text = "def f(): pass\n" * 5
-        (tmp_path / f"imported_{number}.py").write_text(text)
-    stop = threading.Event()
-    other = threading.Thread(target=stop.wait)
-    other.start()
-    sys.path.insert(0, str(tmp_path))
-    try:
-
-        def body() -> None:
-            torch.ones(10)
-            for number in range(30):
-                importlib.import_module(f"imported_{number}")
-
-        assert measured(body).peak.total >= 40
-    finally:
-        sys.path.remove(str(tmp_path))
-        stop.set()
-        other.join()
-        for number in range(30):
-            sys.modules.pop(f"imported_{number}", None)
-
-
-def test_an_import_is_counted_and_its_calls_are_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "makes_tensors.py").write_text("import torch\nKEPT = torch.ones(1024)\n")
-    sys.path.insert(0, str(tmp_path))
-    try:
-        result = measured(lambda: importlib.import_module("makes_tensors"))
-        assert result.retained.total == 4096
-    finally:
-        sys.path.remove(str(tmp_path))
-        del sys.modules["makes_tensors"]
 
 
 def test_a_failed_import_shows_no_frame_of_ours() -> None:
@@ -379,12 +329,6 @@ stop.set()
 other.join()
 print(a.peak.total, ShardedGradScaler.__name__)
 """
-
-
-def test_a_body_imports_much_of_torch_while_another_thread_lives() -> None:
-    command = [sys.executable, "-c", _IMPORTS_BESIDE_A_THREAD]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["40", "ShardedGradScaler"], done.stderr
 
 
 def test_none_keeps_its_references_where_tensors_have_no_memory():

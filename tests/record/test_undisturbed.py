@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import sys
 import threading
@@ -14,10 +13,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset
 
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record.recorder import Recorder
@@ -77,38 +74,7 @@ def test_measuring_takes_no_random_number() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_transform_of_functions_gives_the_same_bits() -> None:
-    def slopes() -> torch.Tensor:
-        rows = torch.arange(12.0).reshape(3, 4)
-        return torch.func.vmap(torch.func.grad(lambda row: row.exp().sum()))(rows)
-
-    alone, within = both(slopes)
-    assert torch.equal(alone, within)
-
-
 # --- hooks and modes --------------------------------------------------------------------------
-
-
-def test_hooks_for_saved_tensors_are_called_as_often() -> None:
-    def calls() -> Counter[str]:
-        seen: Counter[str] = Counter()
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            seen["pack"] += 1
-            return tensor
-
-        def unpack(tensor: torch.Tensor) -> torch.Tensor:
-            seen["unpack"] += 1
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            loss = net()(torch.ones(8, 16)).sum()
-        loss.backward()
-        return seen
-
-    alone, within = both(calls)
-    assert alone == within
-    assert alone["pack"] >= alone["unpack"] > 3
 
 
 def test_a_checkpoint_runs_its_function_as_often() -> None:
@@ -124,50 +90,6 @@ def test_a_checkpoint_runs_its_function_as_often() -> None:
         return len(seen)
 
     assert both(calls) == (2, 2)
-
-
-class SeenByDispatch(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-class SeenByFunctions(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        self.names.append(str(getattr(func, "__name__", func)))
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("mode_type", [SeenByDispatch, SeenByFunctions])
-def test_a_mode_sees_the_same_calls(
-    mode_type: type[SeenByDispatch] | type[SeenByFunctions],
-) -> None:
-    def calls() -> list[str]:
-        torch.manual_seed(0)
-        with mode_type() as mode:
-            model, table = net(), nn.Embedding(4, 16, sparse=True)
-            optimizer = torch.optim.SGD([*model.parameters(), *table.parameters()], lr=0.1)
-            model(table(torch.tensor([1, 1, 2]))).sum().backward()
-            optimizer.step()
-        return mode.names
-
-    alone, within = both(calls)
-    # torch's own tracer looks at the ``.grad`` of each parameter of a module that is called.
-    alone, within = ([name for name in names if name != "__get__"] for names in (alone, within))
-    assert within == alone
-    assert len(alone) > 20
 
 
 class Logged(torch.Tensor):
@@ -290,37 +212,6 @@ def total_of(queue: Any, count: int) -> None:
     queue.put(float(torch.ones(count).sum()))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_child_of_multiprocessing_works() -> None:
-    def body() -> None:
-        torch.ones(1000)
-        context: Any = multiprocessing.get_context("fork")
-        queue = context.Queue()
-        child = context.Process(target=total_of, args=(queue, 100))
-        child.start()
-        assert queue.get(timeout=60) == 100
-        child.join()
-        assert child.exitcode == 0
-
-    assert measured(body).peak.total == 4000
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_data_loader_gives_the_same_batches(workers: int) -> None:
-    def batches() -> list[list[float]]:
-        torch.manual_seed(0)
-        data = TensorDataset(torch.arange(16.0))
-        patience = 60 if workers else 0
-        loader = DataLoader(data, batch_size=4, shuffle=True, num_workers=workers, timeout=patience)
-        return [batch.tolist() for (batch,) in loader]
-
-    alone, within = both(batches)
-    assert alone == within
-    assert sorted(number for batch in alone for number in batch) == list(range(16))
-
-
 # --- what is left behind ----------------------------------------------------------------------
 
 
@@ -392,16 +283,3 @@ def test_nothing_of_a_body_stays_alive_when_it_failed() -> None:
     measurement.cancel()
     del model
     assert gone
-
-
-def test_anomaly_mode_names_the_same_function() -> None:
-    def complaint() -> str:
-        x = torch.zeros(1, requires_grad=True)
-        with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError) as raised:
-            (x / x).sum().backward()
-        return str(raised.value)
-
-    with pytest.warns(UserWarning, match="Anomaly Detection"):
-        alone, within = both(complaint)
-    assert alone == within
-    assert "DivBackward0" in alone

@@ -101,28 +101,37 @@ class Attribution:
     labels: NDArray[np.uint8]
     claimed: Mapping[int, str] = field(default_factory=dict)
     _origins: dict[int, Contributor] = field(default_factory=dict, init=False)
+    _distinct: dict[Contributor, Contributor] = field(default_factory=dict, init=False)
     _users_files: dict[int, bool] = field(default_factory=dict, init=False)
 
-    def contributors(self, storages: Iterable[int]) -> tuple[Contributor, ...]:
+    def contributors(self, storages: Sequence[int]) -> tuple[Contributor, ...]:
         """Group storages by category and origin, largest group first."""
-        groups = [self._held(*group) for group in grouped(storages, self.origin)]
-        groups.sort(key=lambda g: (-g.size_bytes, g.identity, g.source.line if g.source else 0))
-        return tuple(groups)
+        table, rows = self.evidence.storages, np.array(storages, np.int64)
+        # By identity: an origin has ten fields, and there is one of a kind.
+        groups: dict[int, tuple[Contributor, list[int], list[int]]] = {}
+        sizes, births = table.size_bytes[rows].tolist(), table.born[rows].tolist()
+        for storage, size_bytes, born in zip(storages, sizes, births, strict=True):
+            origin = self.origin(storage)
+            _, members, began = groups.setdefault(id(origin), (origin, [], []))
+            members.append(size_bytes)
+            began.append(born)
+        found = [
+            origin.holding(sum(members), len(members), max(0, min(began)))
+            for origin, members, began in groups.values()
+        ]
+        found.sort(key=lambda g: (-g.size_bytes, g.identity, g.source.line if g.source else 0))
+        return tuple(found)
 
     def contributor(self, storage: int) -> Contributor:
         """Return one storage as a contributor."""
-        return self._held(self.origin(storage), np.array([storage]))
-
-    def _held(self, origin: Contributor, members: NDArray[np.int64]) -> Contributor:
-        table = self.evidence.storages
-        size_bytes, born = int(table.size_bytes[members].sum()), int(table.born[members].min())
-        return origin.holding(size_bytes, len(members), max(0, born))
+        return self.contributors([storage])[0]
 
     def origin(self, storage: int) -> Contributor:
-        """Return the category and the origin of one storage, without its bytes."""
+        """Return a storage's category and origin, without its bytes; equal ones are one object."""
         found = self._origins.get(storage)
         if found is None:
             found = self._find_origin(storage)
+            found = self._distinct.setdefault(found, found)
             if len(self._origins) < _MOST_ORIGINS:
                 self._origins[storage] = found
         return found

@@ -178,9 +178,9 @@ class Collector:
         if self.run.settings.accepted and self._cut_short:
             self._lines += tables.cut_short_lines(session.testscollected, len(self._ended))
         self._lines += tables.notices(self._as_typed(), self.run.settings.accepted)
-        self._lines += tables.known_lines(
-            self.summary, self.run.settings.known_holders, self._whole
-        )
+        # Every test of the project had its turn: nobody typed which to run.
+        whole = not self._partial and self.config.args_source is not pytest.Config.ArgsSource.ARGS
+        self._lines += tables.known_lines(self.summary, self.run.settings.known_holders, whole)
         judged = self.run.settings.require_baseline or self.run.settings.accepted
         # All services that run tests and are known set CI.
         if os.environ.get("CI", "").lower() in ("true", "1") and not judged:
@@ -215,11 +215,6 @@ class Collector:
                 "say which lines have changed since: fetch the history (fetch-depth: 0 of "
                 "actions/checkout)"
             )
-
-    @property
-    def _whole(self) -> bool:
-        """True where every test of the project had its turn: nobody typed which to run."""
-        return not self._partial and self.config.args_source is not pytest.Config.ArgsSource.ARGS
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -359,33 +359,6 @@ def is_heard(code):
     return code is backend.__code__ or code.co_filename.endswith("heard_by_a_body.py")
 
 
-def heard(setter, before):
-    """Return the names of the user's functions that are called in an import and a compilation."""
-    seen = []
-
-    def note(frame, event, _):
-        if event == "call" and is_heard(frame.f_code):
-            seen.append(frame.f_code.co_name)
-
-    for act in (imports, compiles):
-        setter(note)
-        try:
-            act()
-        finally:
-            setter(before)
-    return seen
-
-
-@program
-def traces_what_is_imported_and_compiled():
-    return heard(sys.settrace, sys.gettrace())
-
-
-@program
-def profiles_what_is_imported_and_compiled():
-    return heard(sys.setprofile, sys.getprofile())
-
-
 @program
 def monitors_what_is_imported_and_compiled():
     seen = []

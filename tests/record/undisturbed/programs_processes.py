@@ -6,16 +6,12 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
-import copy
 import faulthandler
 import gc
-import io
 import itertools
 import multiprocessing
 import os
-import pickle
 import signal
-import sqlite3
 import tempfile
 import threading
 import time
@@ -192,14 +188,6 @@ def notes_warnings_of_torch():
     return [(str(warning.message), warning.category.__name__, warning.lineno) for warning in seen]
 
 
-@program
-def calls_torch_from_a_database():
-    with contextlib.closing(sqlite3.connect(":memory:")) as database:
-        database.create_function("tripled", 1, lambda value: float((torch.ones(3) * value).sum()))
-        database.set_progress_handler(lambda: 0, 1)
-        return database.execute("select tripled(2)").fetchall()
-
-
 # --- objects ----------------------------------------------------------------------------------
 
 
@@ -271,18 +259,6 @@ def keeps_a_state_that_cannot_be_read():
     optimizer.step()
     optimizer.state = UnreadableState(optimizer.state)  # type: ignore[assignment]
     return leaf.detach()
-
-
-@program
-def pickles_to_the_same_bytes():
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(3, 2)).sum().backward()
-    optimizer.step()
-    file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    pickled = [len(pickle.dumps(thing)) for thing in (copy.deepcopy(model), optimizer)]
-    return pickled, len(file.getvalue()), sorted(vars(model)), sorted(vars(optimizer))
 
 
 # --- torch's own tools ------------------------------------------------------------------------

@@ -9,36 +9,26 @@ import contextlib
 import contextvars
 import cProfile
 import ctypes
-import decimal
 import gc
 import importlib
 import io
-import itertools
-import linecache
-import locale
-import logging
 import multiprocessing
 import os
 import pdb
 import pstats
 import queue
 import random
-import select
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import timeit
 import traceback
 import tracemalloc
 import types
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -448,11 +438,6 @@ def profiles_itself():
 
 
 @program
-def times_itself():
-    return timeit.timeit(work, number=3) > 0
-
-
-@program
 def looks_at_allocations_of_python():
     tracemalloc.start()
     try:
@@ -484,32 +469,6 @@ def warns():
 
 
 @program
-def makes_warnings_errors():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        try:
-            torch.range(0, 2)
-        except UserWarning as error:
-            return type(error)
-    return None
-
-
-@program
-def logs():
-    stream = io.StringIO()
-    logger = logging.getLogger("undisturbed")
-    handler = logging.StreamHandler(stream)
-    logger.addHandler(handler)
-    try:
-        logger.warning("%s", torch.ones(2))
-        logging.captureWarnings(True)
-        logging.captureWarnings(False)
-    finally:
-        logger.removeHandler(handler)
-    return stream.getvalue()
-
-
-@program
 def changes_its_surroundings():
     with tempfile.TemporaryDirectory() as folder:
         here = Path.cwd()
@@ -521,61 +480,6 @@ def changes_its_surroundings():
         finally:
             os.chdir(here)
             del os.environ["UNDISTURBED"]
-
-
-@program
-def changes_its_locale():
-    before = locale.setlocale(locale.LC_ALL)
-    locale.setlocale(locale.LC_ALL, "C")
-    try:
-        return str(torch.tensor(1.5))
-    finally:
-        locale.setlocale(locale.LC_ALL, before)
-
-
-@program
-def computes_in_decimals():
-    with decimal.localcontext() as context:
-        context.prec = 5
-        return str(decimal.Decimal(1) / 3), work()
-
-
-@program
-def writes_to_streams():
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        print(work())
-        print("wrong", file=sys.stderr)
-    return out.getvalue(), err.getvalue()
-
-
-@program
-def opens_files_and_pipes():
-    read, write = os.pipe()
-    os.write(write, b"abc")
-    got = os.read(read, 3)
-    os.close(read)
-    os.close(write)
-    one, other = socket.socketpair()
-    with one, other:
-        one.send(b"x")
-        ready = select.select([other], [], [], 30)[0] == [other]
-    return got, ready
-
-
-@program
-def starts_a_process():
-    done = subprocess.run(["echo", "hello"], capture_output=True, text=True, check=True)
-    return done.stdout, work()
-
-
-@nightly
-@program
-def starts_another_python():
-    code = "import sys, torch; print(torch.ones(2).sum(), sys.getprofile(), len(sys.argv))"
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout
 
 
 @program
@@ -606,56 +510,7 @@ def forks_a_child_of_multiprocessing():
     return box.get(), child.exitcode
 
 
-@program
-def imports():
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "made_for_a_body.py").write_text("import torch\nX = torch.ones(2)\n")
-        sys.path.insert(0, folder)
-        try:
-            return importlib.import_module("made_for_a_body").X
-        finally:
-            sys.path.remove(folder)
-            del sys.modules["made_for_a_body"]
-            linecache.checkcache()
-
-
-@program
-def imports_what_is_not_there():
-    try:
-        import no_such_module_at_all
-    except ImportError as error:
-        return error, no_such_name if "no_such_module_at_all" in globals() else None
-    return no_such_module_at_all
-
-
 no_such_name = None
-
-
-def imported_by(name, finder):
-    """Import a module that a finder has; what is left of it is what the program keeps."""
-    sys.meta_path.insert(0, finder)
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.meta_path.remove(finder)
-        sys.modules.pop(name, None)
-
-
-@program
-def imports_with_a_finder_of_its_own():
-    class Finder:
-        def find_spec(self, name, path=None, target=None):
-            if name != "found_by_a_body":
-                return None
-            return importlib.util.spec_from_loader(name, self)  # type: ignore[arg-type]
-
-        def create_module(self, spec):
-            return types.ModuleType(spec.name)
-
-        def exec_module(self, module):
-            module.X = torch.ones(2)
-
-    return imported_by("found_by_a_body", Finder()).X
 
 
 @program
@@ -683,28 +538,6 @@ def calls_through_other_languages():
         return n + 1
 
     return kind(call)(3), seen, sorted([2, 1], key=lambda n: float(torch.tensor(n)))
-
-
-@program
-def calls_through_functions_of_c():
-    add = reduce(lambda a, b: a + b, (torch.ones(2) for _ in range(3)))
-    return (
-        add,
-        list(map(partial(torch.mul, 2), [torch.ones(1)])),
-        max([torch.tensor(1), torch.tensor(3)], key=torch.Tensor.item),
-        list(itertools.accumulate([torch.ones(1)] * 3)),
-    )
-
-
-@lru_cache
-def _cached(n):
-    return torch.ones(n)
-
-
-@program
-def keeps_a_cache():
-    _cached.cache_clear()
-    return _cached(3), _cached(3) is _cached(3), _cached.cache_info()
 
 
 @program

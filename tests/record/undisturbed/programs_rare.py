@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import abc
 import ast
 import asyncio
 import bdb
 import builtins
-import code
-import collections
 import contextlib
 import contextvars
-import copyreg
-import dis
-import doctest
-import enum
 import functools
 import gc
 import importlib.abc
@@ -25,37 +18,23 @@ import linecache
 import logging
 import logging.handlers
 import marshal
-import operator
 import os
-import pickle
 import queue
-import runpy
-import shelve
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
-import time
-import trace
-import traceback
 import tracemalloc
 import types
-import typing
-import unittest
 import warnings
 import weakref
-import zipfile
-import zipimport
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from tests.record.undisturbed.programs_python import imported_by
 from tests.record.undisturbed.state import prepared, program
 
 
@@ -74,18 +53,6 @@ def step():
 
 
 # --- listeners --------------------------------------------------------------------------------
-
-
-@program
-def counts_lines():
-    tracer = trace.Trace(count=True, trace=False)
-    before = sys.gettrace()
-    try:
-        tracer.runfunc(work)
-    finally:
-        sys.settrace(before)
-    counts = tracer.results().counts
-    return sorted(n for (file, _), n in counts.items() if file == __file__)
 
 
 class Debugger(bdb.Bdb):
@@ -110,26 +77,6 @@ def steps_through_itself():
     finally:
         sys.settrace(before)
     return debugger.seen
-
-
-@program
-def traces_opcodes():
-    seen = []
-
-    def note(frame, event, _):
-        frame.f_trace_opcodes = True
-        if frame.f_code is work.__code__:
-            seen.append(event)
-            return note
-        return None
-
-    before = sys.gettrace()
-    sys.settrace(note)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return collections.Counter(seen)
 
 
 @program
@@ -316,65 +263,6 @@ MODULE = "import torch\nX = torch.ones(3)\ndef f(): return X * 2\n"
 
 
 @program
-def imports_from_an_archive():
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder, "archive.zip"))
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("zipped_by_a_body.py", MODULE)
-        sys.path.insert(0, path)
-        try:
-            module = importlib.import_module("zipped_by_a_body")
-            return module.f(), isinstance(module.__loader__, zipimport.zipimporter)
-        finally:
-            sys.path.remove(path)
-            sys.modules.pop("zipped_by_a_body", None)
-            sys.path_importer_cache.pop(path, None)
-
-
-@program
-def imports_what_runs_later():
-    with folder_of(lazy_in_a_body=MODULE):
-        spec: Any = importlib.util.find_spec("lazy_in_a_body")
-        loader = importlib.util.LazyLoader(spec.loader)
-        spec.loader = loader
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["lazy_in_a_body"] = module
-        loader.exec_module(module)
-        before = type(module).__name__
-        return before, module.f(), type(module).__name__
-
-
-@program
-def imports_in_a_circle():
-    first = "import torch\nimport circle_b\ndef f(): return circle_b.Y\nX = torch.ones(2)\n"
-    with folder_of(circle_a=first, circle_b="import circle_a\nY = hasattr(circle_a, 'X')\n"):
-        return importlib.import_module("circle_a").f(), sys.modules["circle_b"].Y
-
-
-@program
-def imports_a_name_that_is_made():
-    text = "import torch\ndef __getattr__(name):\n    return torch.ones(len(name))\n"
-    with folder_of(made_names=text):
-        module = importlib.import_module("made_names")
-        from made_names import abc as made
-
-        return made, module.longer, "abc" in vars(module)
-
-
-@program
-def imports_what_fails():
-    with folder_of(fails_in_a_body="import torch\nX = torch.ones(3)\nraise KeyError('no')\n"):
-        try:
-            importlib.import_module("fails_in_a_body")
-        except KeyError as error:
-            # An import has two or three frames more of the kind that Python has by itself.
-            frames = traceback.extract_tb(error.__traceback__)
-            names = [f.name for f in frames if f.filename != "<frozen importlib._bootstrap>"]
-            return names, "fails_in_a_body" in sys.modules
-    return None
-
-
-@program
 def imports_on_threads_at_once():
     slow = "import time\ntime.sleep(0.02)\nimport torch\nX = torch.ones(3)\n"
     with folder_of(slow_in_a_body=slow):
@@ -392,14 +280,6 @@ def imports_on_threads_at_once():
         return found, all(x is found[0] for x in found)
 
 
-@program
-def runs_a_file_and_a_module():
-    with folder_of(run_by_a_body=MODULE + "NAME = __name__\n") as folder:
-        by_path = runpy.run_path(str(folder / "run_by_a_body.py"), run_name="mine")
-        by_name = runpy.run_module("run_by_a_body", alter_sys=True)
-        return by_path["X"], by_path["NAME"], by_name["NAME"], by_name["f"]()
-
-
 class Transforming(importlib.abc.SourceLoader):
     def get_filename(self, name):
         return f"<{name}>"
@@ -413,18 +293,6 @@ class Transforming(importlib.abc.SourceLoader):
             if isinstance(node, ast.Constant) and isinstance(node.value, int):
                 node.value *= 10
         return compile(tree, path, "exec", dont_inherit=True)
-
-
-class TransformingFinder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "transformed_in_a_body":
-            return None
-        return importlib.util.spec_from_loader(name, Transforming())
-
-
-@program
-def rewrites_what_it_imports():
-    return imported_by("transformed_in_a_body", TransformingFinder()).x
 
 
 @program
@@ -489,23 +357,6 @@ def leaves_a_block_through_a_generator():
 
 
 @program
-def leaves_a_loop_open():
-    loop = asyncio.new_event_loop()
-
-    async def part(n):
-        await asyncio.sleep(0)
-        return work(n)
-
-    found = [loop.run_until_complete(part(n)) for n in (1, 2)]
-    task = loop.create_task(part(3))
-    loop.run_until_complete(asyncio.sleep(0))
-    task.cancel()
-    loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
-    loop.close()
-    return found, task.cancelled()
-
-
-@program
 def runs_tasks_side_by_side():
     name = contextvars.ContextVar("name", default="none")
 
@@ -543,21 +394,6 @@ def hears_signals_in_a_loop():
     return asyncio.run(main())
 
 
-@program
-def talks_to_a_process():
-    async def main():
-        made = await asyncio.create_subprocess_exec(
-            "cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        said, _ = await made.communicate(b"abc")
-        for thread in threading.enumerate():
-            if "waitpid" in thread.name:
-                thread.join()
-        return said, work()
-
-    return asyncio.run(main())
-
-
 # --- the language -----------------------------------------------------------------------------
 
 
@@ -570,124 +406,6 @@ def inspects_its_stack():
     layer.register_forward_hook(lambda *_: seen.append(sys._getframe(1).f_code.co_name))
     layer(torch.ones(1, 2))
     return inner(), seen, inspect.getsource(work)
-
-
-@program
-def reads_bytecode():
-    out = io.StringIO()
-    dis.dis(work, file=out)
-    return out.getvalue(), work.__code__.co_consts, list(dis.findlinestarts(work.__code__))
-
-
-@program
-def talks_to_a_console():
-    out = io.StringIO()
-    console = code.InteractiveConsole({"torch": torch})
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        more = [console.push(line) for line in ("x = torch.ones(2)", "print(x.sum())", "1 +", "y")]
-    return more, out.getvalue()
-
-
-@program
-def tests_its_docstrings():
-    source = ">>> import torch\n>>> torch.ones(2).sum()\ntensor(2.)\n>>> torch.zeros(1)\n0\n"
-    test = doctest.DocTestParser().get_doctest(source, {}, "made", None, 0)
-    out = io.StringIO()
-    return tuple(doctest.DocTestRunner(verbose=False).run(test, out=out.write)), out.getvalue()
-
-
-@program
-def runs_tests_of_its_own():
-    class Case(unittest.TestCase):
-        def test_passes(self):
-            work()
-
-        def test_fails(self):
-            with self.subTest(n=1):
-                self.assertEqual(float(torch.ones(2).sum()), 3)  # noqa: PT009
-
-    out = io.StringIO()
-    suite = unittest.defaultTestLoader.loadTestsFromTestCase(Case)
-    found = unittest.TextTestRunner(stream=out).run(suite)
-    return found.testsRun, len(found.failures), "AssertionError: 2.0 != 3" in out.getvalue()
-
-
-@program
-def dispatches_by_type():
-    @functools.singledispatch
-    def name(thing):
-        return "other"
-
-    name.register(torch.Tensor)(lambda x: "tensor")
-    name.register(nn.Module)(lambda x: "module")
-    return name(torch.ones(1)), name(nn.ReLU()), name(3), len(name.registry)
-
-
-@program
-def makes_classes_of_odd_kinds():
-    made: list[object] = []
-
-    class Base(abc.ABC):
-        @abc.abstractmethod
-        def run(self): ...
-
-        def __init_subclass__(cls, **options):
-            made.append((cls.__name__, options))
-
-    class Slotted(Base, size=3):
-        __slots__ = ("x",)
-
-        def run(self):
-            self.x = work(3)
-            return self.x
-
-    class Descriptor:
-        def __set_name__(self, owner, name):
-            made.append(name)
-
-        def __get__(self, thing, kind=None):
-            return torch.ones(2)
-
-    class Has(nn.Module):
-        value = Descriptor()
-
-    return Slotted().run(), Has().value, made
-
-
-class Mode(enum.IntFlag):
-    FAST = 1
-    EXACT = 2
-
-
-@program
-def registers_how_to_pickle():
-    class Odd:
-        def __init__(self, x):
-            self.x = x
-
-    copyreg.pickle(Odd, lambda odd: (operator.add, (odd.x, 1)))
-    try:
-        return pickle.loads(pickle.dumps(Odd(torch.ones(2)))), Mode.FAST | Mode.EXACT
-    finally:
-        copyreg.dispatch_table.pop(Odd)
-
-
-@program
-def keeps_tensors_on_a_shelf():
-    with tempfile.TemporaryDirectory() as folder:
-        with shelve.open(str(Path(folder, "kept"))) as shelf:
-            shelf["x"] = torch.ones(3)
-        with shelve.open(str(Path(folder, "kept"))) as shelf:
-            return shelf["x"], list(shelf)
-
-
-@program
-def resolves_hints():
-    def f(x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
-        return layer(x)
-
-    hints = typing.get_type_hints(f, {**globals()})
-    return hints["x"] is torch.Tensor, str(inspect.signature(f))
 
 
 @program
@@ -710,23 +428,6 @@ MOCKED = (
     *("os.close", "os.write", "os.fdopen", "os.fspath", "builtins.open", "pathlib.Path.stat"),
     *("pathlib.Path.exists", "linecache.getlines", "inspect.getsource", "tempfile.TemporaryFile"),
 )
-
-
-@program
-def counts_who_asks_for_the_time():
-    clock = time.thread_time
-    until = clock() + 0.1
-    with contextlib.ExitStack() as mocks:
-        mocked = [
-            mocks.enter_context(mock.patch(name, side_effect=RuntimeError)) for name in MOCKED
-        ]
-        step()
-        while clock() < until:
-            torch.ones(3) + 1
-        with torch.profiler.record_function("part"):
-            torch.ones(3) + 1
-        torch.func.grad(lambda x: x.sum())(torch.ones(3))
-        return [thing.call_count for thing in mocked]
 
 
 @program
@@ -755,22 +456,6 @@ def raises_at_odd_places():
     except RuntimeError as error:
         seen += [type(error.__context__), error.__cause__]
     return seen, sys.exc_info()
-
-
-@program
-def recurses_in_a_repr():
-    class Loop:
-        def __repr__(self):
-            work()
-            return f"<{vars(self)['inner']!r}>"
-
-    loop: Any = Loop()
-    loop.inner = loop
-    try:
-        repr(loop)
-    except RecursionError as error:
-        return type(error), work()
-    return None
 
 
 # --- references -------------------------------------------------------------------------------
@@ -876,12 +561,6 @@ def enters_what_another_generator_leaves():
     stack.close()
     y.sum().backward()
     return x.grad
-
-
-@program
-def asks_what_can_be_overridden():
-    functions = torch.overrides.get_overridable_functions()
-    return len(functions), torch.overrides.resolve_name(torch.Tensor.add), len(functions[torch])
 
 
 @program
