@@ -157,7 +157,7 @@ class _Side:
     def run(cls, command: Sequence[str], folder: Path, added: Mapping[str, str]) -> _Side:
         folder.mkdir()
         environment = {**os.environ, **added, "TORCHMEM_HISTORY": str(folder)}
-        paths = [environment.get("PYTHONPATH", ""), str(entry_point_folder("kept_history:begin"))]
+        paths = [environment.get("PYTHONPATH", ""), str(entry_point_folder("kept_history:keep_history"))]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "1"
         done = subprocess.run(command, env=environment, check=False)

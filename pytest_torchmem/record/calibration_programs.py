@@ -156,7 +156,7 @@ PROGRAMS: Final[tuple[Callable[[], None], ...]] = (
 )
 
 
-def main() -> None:
+def run_programs() -> None:
     torch.manual_seed(0)
     for program in PROGRAMS:
         try:
@@ -168,4 +168,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_programs()

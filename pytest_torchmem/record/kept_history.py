@@ -16,7 +16,7 @@ from pytest_torchmem.record.torch_api import allocator
 _FOLDER: Final = "TORCHMEM_HISTORY"
 
 
-def begin() -> None:
+def keep_history() -> None:
     """Keep the history from CUDA's first use on; torch calls this when it is imported.
 
     The variable names a folder, for this process and for none that it starts.
