@@ -123,12 +123,13 @@ def _simulated(
             "`if __name__ == '__main__':`, or in a test"
         )
     try:
-        shown = f"{_name(program)} (simulated {parse_gpu(gpu).name})"
+        simulated = f"simulated {parse_gpu(gpu).name}"
         call = _pickled(program, args, kwargs)
         built = _torch_build()
         added = variables(gpu, built)
     except SimulationError as error:  # through files of ours; it names what the user wrote
         raise error.with_traceback(None) from None
+    shown = f"{_name(program)} ({simulated}, {built.releases})"
     # The profiler reports on stderr that it has no tracer of kernels; at level 5 nothing.
     environment = {"KINETO_LOG_LEVEL": "5", **os.environ, **added}
     with tempfile.TemporaryDirectory(prefix="torchmem-") as folder:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.simulate import GPU_VARIABLE
+from pytest_torchmem.simulate import GPU_VARIABLE, RELEASES_VARIABLE
 from pytest_torchmem.values.results import Result
 
 # Their numbers in runtime/libraries.cpp.
 _LIBRARIES: Final = ("cuDNN", "cuSOLVER", "cuSPARSE", "cuSPARSELt")
-_WHY: Final = (
-    "a GPU decides how much memory cuFFT takes for itself, which is at most 8 complex elements for "
-    "each that it transforms"
-)
+_CUDNN, _CUFFT = 0, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +51,35 @@ def gaps_so_far() -> Gaps:
     return Gaps(counts, _bounded_scratch(0, 0, None), int(reads()), int(decisions()))
 
 
-def bounded_scratch(before: Gaps, device: str) -> list[tuple[int, int]]:
-    """Return when cuFFT took scratch on a device since ``before``, and the most it may have been.
+def bounded_scratch(before: Gaps, device: str) -> list[tuple[int, int, int]]:
+    """Return when a library took scratch on a device since ``before``, how much more than what was
+    counted it may have been, and which library.
 
     Times are in nanoseconds since 1970, sizes in bytes.
     """
     import ctypes
 
     count = gaps_so_far().bounded - before.bounded
-    rows = (ctypes.c_int64 * (3 * count))()
+    rows = (ctypes.c_int64 * (4 * count))()
     _bounded_scratch(before.bounded, count, rows)
-    moments = zip(rows[::3], rows[1::3], rows[2::3], strict=True)
-    return [(time_ns, most) for time_ns, most, number in moments if device == f"cuda:{number}"]
+    calls = zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True)
+    return [
+        (time_ns, most, library)
+        for time_ns, most, number, library in calls
+        if device == f"cuda:{number}"
+    ]
+
+
+def _why(libraries: Collection[int]) -> str:
+    """Return why a peak has two ends, where these libraries took scratch."""
+    cudnn = os.environ.get(RELEASES_VARIABLE, "").rpartition(", ")[2] or "cuDNN"
+    reasons = {
+        _CUDNN: f"{cudnn} planned, and another release may choose one of the seven plans that it "
+        "ranks next",
+        _CUFFT: "a GPU decides how much memory cuFFT takes for itself, which is at most 8 complex "
+        "elements for each that it transforms",
+    }
+    return "; ".join(reasons[library] for library in sorted({*libraries}))
 
 
 def _bounded_scratch(first: int, room: int, out: object) -> int:
@@ -146,8 +160,9 @@ def with_gaps(
     lower = lower_bound_sentences(before)
     if not lower:
         scratch = bounded_scratch(before, result.device)
-        result = replace(result, at_most=most_with(scratch) if scratch else result.peak.total)
-    told = [result.interval and f"{result.interval}: {_WHY}"]
+        at_most = most_with((time_ns, most) for time_ns, most, _ in scratch)
+        result = replace(result, at_most=at_most if scratch else result.peak.total)
+    told = [result.interval and f"{result.interval}: {_why([call[2] for call in scratch])}"]
     if not result.name:
         told += [*lower, decision_sentence(before), inexact_reads_sentence(before)]
     return replace(result, blind_spots=(*result.blind_spots, *filter(None, told)))

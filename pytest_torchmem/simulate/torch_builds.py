@@ -79,6 +79,7 @@ class TorchBuild:
         site: The folder that has to come first among those that Python imports from.
         runtime: The folder of the simulated runtime that it is to find.
         cudnn: The folder of NVIDIA's cuDNN, which plans convolutions; None without one that can.
+        cudnn_release: Its release, such as 9.20; ``""`` without one.
     """
 
     version: str
@@ -86,6 +87,13 @@ class TorchBuild:
     site: Path
     runtime: Path
     cudnn: Path | None
+    cudnn_release: str = ""
+
+    @property
+    def releases(self) -> str:
+        """Whose numbers those of a simulated GPU are: ``torch 2.13, cuDNN 9.20``."""
+        torch = ".".join(self.version.split(".")[:2])
+        return f"torch {torch}" + (f", cuDNN {self.cudnn_release}" if self.cudnn_release else "")
 
 
 def require_platform() -> None:
@@ -292,7 +300,10 @@ def _with_runtime(
             build(libraries, _headers(cuda), macros, runtime)
 
     make_once(runtime, (runtime / LIBRARY).exists, make)
-    return TorchBuild(version, cuda, site, runtime, _cudnn(distribution))
+    cudnn = _cudnn(distribution)
+    release = _planner(distribution)[1] if distribution and cudnn else ""
+    cudnn_release = ".".join(release.split(".")[:2])
+    return TorchBuild(version, cuda, site, runtime, cudnn, cudnn_release)
 
 
 def shipped_folder(built: TorchBuild) -> Path:

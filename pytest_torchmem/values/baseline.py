@@ -351,6 +351,12 @@ def complete(environment: Environment) -> dict[str, str]:
     return {key: environment.get(key, "") for key in sorted({*KEYS, *environment})}
 
 
+def device_shown(environment: Environment) -> str:
+    """Return the device; a simulated GPU with the cuDNN that plans for it."""
+    cudnn = environment.get("cudnn", "")
+    return environment.get("device", "") + (f" with cuDNN {cudnn}" if cudnn else "")
+
+
 def told_differences(stored: Environment, present: Environment) -> str:
     """Return where two complete environments differ: ``torch 1, and this run has torch 2``."""
     names = sorted(n for n in {**present, **stored} if stored.get(n, "") != present.get(n, ""))

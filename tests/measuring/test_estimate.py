@@ -13,6 +13,7 @@ import torch
 
 from pytest_torchmem import GiB, MiB, estimate, load, save
 from pytest_torchmem.simulate import GPU_VARIABLE
+from pytest_torchmem.simulate.torch_builds import torch_build
 from pytest_torchmem.values.errors import EstimateError, MarkerError, SimulationError
 from tests.documents import has_simulated_gpu
 
@@ -93,7 +94,7 @@ def has_its_types(values: dict[str, list[torch.Tensor]], count: int) -> None:
 @pytest.mark.usefixtures("build")
 def test_the_result_is_called_simulated():
     result = estimate(half_a_gibibyte, gpu="L4")
-    assert result.name == "half_a_gibibyte (simulated L4)"
+    assert result.name == f"half_a_gibibyte (simulated L4, {torch_build().releases})"
     assert (result.device, result.peak.total) == ("cuda:0", 768 * MiB)
     assert result.counters is not None
     assert result.counters.reserved >= 768 * MiB
@@ -153,9 +154,9 @@ def test_what_the_program_raises_comes_out_and_says_where():
     [
         (raises_what_is_unreadable, "raised .*UnreadableError: 1 and 2"),
         (exits, r"ended its process: SystemExit\(3\)"),
-        (leaves, r"of leaves \(simulated H100\) ended with exit code 7"),
+        (leaves, r"of leaves \(simulated H100, torch .*\) ended with exit code 7"),
         (is_killed, "ended with the signal SIGABRT"),
-        (uses_nothing, r"uses_nothing \(simulated H100\) used no memory of the GPU"),
+        (uses_nothing, r"uses_nothing \(simulated H100, .*\) used no memory of the GPU"),
     ],
 )
 def test_a_process_without_an_answer_says_what_became_of_it(program, told):
@@ -193,7 +194,8 @@ def test_a_script_is_found_in_the_other_process(tmp_path, as_module):
     done = subprocess.run(
         [sys.executable, *started], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert (done.stdout, done.returncode) == ("work (simulated T4)\n", 0), done.stderr
+    shown = f"work (simulated T4, {torch_build().releases})\n"
+    assert (done.stdout, done.returncode) == (shown, 0), done.stderr
 
 
 @pytest.mark.usefixtures("build")

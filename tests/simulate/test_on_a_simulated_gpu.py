@@ -126,7 +126,7 @@ def test_pytest_starts_again_and_measures(pytester, arguments):
     plain = ("-p", "no:asyncio", "-p", "no:cacheprovider")
     run = pytester.runpytest_subprocess("--torchmem-simulate=L4", *plain, *arguments)
     assert run.ret == pytest.ExitCode.TESTS_FAILED
-    run.stdout.fnmatch_lines(["*torchmem, simulated L4*", "*1 failed*"])
+    run.stdout.fnmatch_lines(["*torchmem, simulated L4, torch *", "*1 failed*"])
 
 
 def test_a_signal_ends_pytest_as_it_always_does(pytester):
@@ -410,7 +410,7 @@ def test_a_convolution_with_its_activation_is_planned_by_cudnn():
     with pytest_torchmem.measure(device=CUDA) as fused:
         torch.cudnn_convolution_relu(x, weight, bias, (1, 1), (1, 1), (1, 1), 1)
     assert fused.result.peak.workspace > MiB
-    assert not fused.result.blind_spots
+    assert not any("lower bound" in said for said in fused.result.blind_spots)
 
 
 def test_without_cudnn_a_convolution_is_a_lower_bound(pytester):

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -73,7 +74,7 @@ def test_another_release_is_told_with_the_command_that_fetches_it():
 def test_a_cache_that_cannot_be_written_is_told_before_anything_is_fetched(cpu_torch, monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip was called"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(cpu_torch / "version.py"))
-    for writes in (torch_builds.fetch, process.entry_point_folder):
+    for writes in (torch_builds.fetch, lambda: process.entry_point_folder("mirrored_ranks:join")):
         with pytest.raises(SimulationError, match=r"cannot be written .*; set XDG_CACHE_HOME"):
             writes()
 
@@ -311,7 +312,7 @@ def test_what_a_library_leaves_open_is_read(tmp_path):
 
 
 def test_the_environment_of_a_process_names_the_gpu_and_comes_first():
-    built = TorchBuild("2.13.0", "13.0", Path("/site"), Path("/runtime"), Path("/cudnn"))
+    built = TorchBuild("2.13.0", "13.0", Path("/site"), Path("/runtime"), Path("/cudnn"), "9.20")
     before = {"PYTHONPATH": "/mine", "LD_LIBRARY_PATH": ""}
     made = process.variables("A100-40GBx2", built, environment=before)
     assert made["SIMULATED_CUDA_NAME"] == parse_gpu("A100-40GB").shown == "simulated A100-40GB"
@@ -321,6 +322,9 @@ def test_the_environment_of_a_process_names_the_gpu_and_comes_first():
     assert made["LD_LIBRARY_PATH"] == "/runtime"
     assert made["LIBRARY_PATH"] == "/runtime/link:/runtime"
     assert made["SIMULATED_CUDA_CUDNN"] == "/cudnn"
+    assert made["TORCHMEM_SIMULATED_RELEASES"] == "torch 2.13, cuDNN 9.20"
+    without = replace(built, cudnn=None, cudnn_release="")
+    assert without.releases == "torch 2.13"
     assert made["USE_PYTORCH_KERNEL_CACHE"] == "0"
 
 

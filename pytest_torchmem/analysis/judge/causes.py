@@ -68,7 +68,8 @@ def cause_of(lines: Sequence[LineDifference], excess_bytes: int, key: str) -> Ca
     else:
         lead = grown[0]
         text, told_bytes = line_text(lead, key), lead.size_bytes
-        contributors, place = _largest_first(lead), lead.place
+        contributors = tuple(part.contributor for part in lead.parts if part.size_bytes > 0)
+        place = lead.place
         more_bytes = sum(line.size_bytes for line in grown[1:])
     less_bytes = told_bytes + more_bytes - excess_bytes
     if less_bytes < 0:  # too small to be listed
@@ -80,11 +81,6 @@ def cause_of(lines: Sequence[LineDifference], excess_bytes: int, key: str) -> Ca
     ]
     others = f", {' and '.join(named)} elsewhere" if named else ""
     return Cause(text, contributors, others, place)
-
-
-def _largest_first(line: LineDifference) -> tuple[Contributor, ...]:
-    """Return what grew of a line: what a holder may hold."""
-    return tuple(part.contributor for part in line.parts if part.size_bytes > 0)
 
 
 def line_text(line: LineDifference, key: str = "total") -> str:

@@ -45,10 +45,14 @@ def by_line(
         if place:
             changed[key] = place
     lines = [
-        LineDifference(tuple(sorted(parts, key=_by_size)), changed.get(key))
+        LineDifference(
+            tuple(sorted(parts, key=lambda d: (-abs(d.size_bytes), d.contributor.identity))),
+            changed.get(key),
+        )
         for key, parts in groups.items()
     ]
-    return tuple(sorted(lines, key=_by_size_of_line))
+    lines.sort(key=lambda line: (-abs(line.size_bytes), line.parts[0].contributor.identity))
+    return tuple(lines)
 
 
 def largest_line(live: Iterable[Contributor]) -> tuple[Contributor, ...]:
@@ -64,14 +68,6 @@ def _line_of(c: Contributor) -> Hashable:
     if c.source is None:
         return c.identity
     return (c.source.file, c.source.line) if c.source.line else (c.source.file, c.source.function)
-
-
-def _by_size(difference: Difference) -> tuple[int, tuple[str, ...]]:
-    return -abs(difference.size_bytes), difference.contributor.identity
-
-
-def _by_size_of_line(line: LineDifference) -> tuple[int, tuple[str, ...]]:
-    return -abs(line.size_bytes), line.parts[0].contributor.identity
 
 
 def cause_first(lines: Sequence[LineDifference], excess_bytes: int) -> tuple[LineDifference, ...]:

@@ -122,11 +122,14 @@ def judge_baseline(
     # What grew first: it says what a category that shrank has lost to another.
     numbers.sort(key=lambda number: number.by_bytes < 0)
     moved: list[Difference] = []
+    shrunk: list[ChangedNumber] = []
     for number in numbers:
         allowed = stored.allowance(number.key, allowance)
         elsewhere_bytes = stored.by_workspaces(number.key, measured)
         change = _change_less_moved(number, elsewhere_bytes, allowed, sides, moved)
         changes.add(change)
+        if change is Change.SHRUNK:
+            shrunk.append(number)
         if change is Change.GROWN:
             finding = Finding(
                 FindingKind.GROWN,
@@ -152,8 +155,9 @@ def judge_baseline(
         changed = next(number for number in numbers if number.key == ranked[0].key)
         lines = ranked[0].lines
     if change is Change.SHRUNK:
-        # The first of equal savings: the total where that shrank as much as a part of it.
-        changed = min(numbers, key=lambda number: number.by_bytes)
+        # The first of equal savings: the total where that shrank as much as a part of it. What is
+        # reserved follows it, in large steps.
+        changed = min(shrunk, key=lambda number: (number.key == RESERVED, number.by_bytes))
         notice = _told_saving(changed)
     return Verdict(
         result,

@@ -23,9 +23,8 @@ from pytest_torchmem.plugin.item.sending import Sender
 from pytest_torchmem.plugin.options.marker import Asked, can_rerun
 from pytest_torchmem.plugin.options.option_table import uses_fixture
 from pytest_torchmem.plugin.options.settings import Run
-from pytest_torchmem.plugin.run.workers import baseline_nodeid
 from pytest_torchmem.simulate import GPU_VARIABLE
-from pytest_torchmem.store.baselines import entry_key, portable
+from pytest_torchmem.store.baselines import portable
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import (
     MarkerError,
@@ -129,7 +128,11 @@ class Body:
             return
         for _ in range(settings.repeat_count - 1):
             if self.start():
-                self._run_item()
+                try:
+                    self._item.runtest()
+                except BaseException as error:
+                    self.abandon(error)
+                    raise
                 self._earlier.append({w.result.name: w.result for w in self._stop()})
             self.measurement, self._checked, self._problem = self._new_measurement(), [], None
 
@@ -150,14 +153,6 @@ class Body:
         else:
             self.state = State.MEASURING
         return self.state is State.MEASURING
-
-    def _run_item(self) -> None:
-        """Run the body once more. What it raises comes out."""
-        try:
-            self._item.runtest()
-        except BaseException as error:
-            self.abandon(error)
-            raise
 
     def abandon(self, error: BaseException) -> None:
         """End the measurement of a body that ended with ``error``, which is what counts."""
@@ -232,7 +227,6 @@ class Body:
             self._sender.baseline_nodeid,
             lambda: self._run.environment(self.device),
             self._item.config.invocation_params.dir,
-            self._tests_of_module,
             partial(reached_by, self._item, self._run.rootdir),
         )
         judge = Judge(self.asked, baselines, self._earlier)
@@ -245,14 +239,6 @@ class Body:
         if not judgement.windows and not self._asks:
             return ""
         return self._sender.judged(judgement, self.measurement, others)
-
-    def _tests_of_module(self) -> frozenset[str]:
-        """Return the tests of this module as baselines know them; none where the run picks some."""
-        selection = self._item.config.pluginmanager.get_plugin("torchmem-selection")
-        if selection is None or selection.partial:
-            return frozenset()
-        items = (i for i in self._item.session.items if i.path == self._item.path)
-        return frozenset(entry_key(baseline_nodeid(item)) for item in items)
 
     # --- what its test asks of it
 

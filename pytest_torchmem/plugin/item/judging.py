@@ -5,7 +5,7 @@ It knows neither pytest nor the recording: what a verdict needs of these it take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from pytest_torchmem.plugin.options.option_table import relative_path
 from pytest_torchmem.plugin.options.settings import Settings
 from pytest_torchmem.store.baseline_file import EntryError
 from pytest_torchmem.store.baselines import BaselineStore, entry_key
-from pytest_torchmem.values.baseline import Allowance, Change, Numbers, Reference
+from pytest_torchmem.values.baseline import Allowance, Change, Reference
 from pytest_torchmem.values.errors import (
     BaselineError,
     TorchmemError,
@@ -120,8 +120,6 @@ class Baselines:
         nodeid: The test, as baselines know it.
         environment: Returns what the files are keyed by.
         start: Where pytest was started; paths are shown from there.
-        tests: Returns the tests of the module as baselines know them; none where the run picked
-            some.
         reached: Returns those of some places that the test can reach, in the order in which it
             does.
     """
@@ -132,7 +130,6 @@ class Baselines:
     nodeid: str
     environment: Callable[[], Mapping[str, str]]
     start: Path
-    tests: Callable[[], Collection[str]] = tuple
     reached: Callable[[Sequence[CodeLines]], Sequence[CodeLines]] = lambda places: places
 
     @property
@@ -171,7 +168,7 @@ class Baselines:
         key = entry_key(self.nodeid, result.name)
         near = self.store.nearest(self.module, self.environment(), key)
         stores_new = Change.NEW in self.settings.accepted
-        if not self.settings.require_baseline or stores_new or self._is_renamed(key, result):
+        if not self.settings.require_baseline or stores_new:
             return near, ()
         shown = relative_path(self.path, self.start)
         other = (
@@ -179,24 +176,6 @@ class Baselines:
         )
         text = f"there is no baseline for {key} in {shown}{other}"
         return near, (Finding(FindingKind.NO_BASELINE, "total", text),)
-
-    def _is_renamed(self, key: str, result: Result) -> bool:
-        """Return whether an entry with the same numbers lost its test, and is about to follow."""
-        tests = self.tests() if self.settings.follows_renames else ()
-        path, environment = self.path, self.environment()
-        for old in self.store.keys(path, environment) if tests else ():
-            is_alike = any(a == b for a, b in zip(_parts(old), _parts(key), strict=True))
-            if is_alike and not any(old == test or old.startswith(f"{test}::") for test in tests):
-                entry = self.store.entry(path, environment, old)
-                if entry and Numbers.of(entry) == Numbers.measured(result):
-                    return True
-        return False
-
-
-def _parts(key: str) -> tuple[str, str]:
-    """Return the function of an entry's key, and its parameters with what stands behind them."""
-    function, _, rest = key.partition("[")
-    return function, rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +204,8 @@ class Judge:
             found = JudgedWindow(window, Verdict(window.result))
             try:
                 limits = dict(self.asked.sizes()) if not window.result.name else {}
-                if not limits and self._has_no_say(window.result):
+                # Too small for a baseline that only the run asks for.
+                if not limits and not self.asked.anything and self._is_small(window.result):
                     continue
                 found = replace(found, limits=limits)
                 found = self._judge_window(window, limits)
@@ -293,7 +273,3 @@ class Judge:
         if result.name or result.peak.total >= self.asked.least_bytes:
             return False
         return self.baselines.reference(result.name) is None
-
-    def _has_no_say(self, result: Result) -> bool:
-        """Return whether a body is too small for a baseline that only the run asks for."""
-        return not self.asked.anything and self._is_small(result)

@@ -86,7 +86,8 @@ class ModuleCode:
         if known:
             yield known
         elif not any(self.makers(name)):
-            yield from (Origin(star.module, name) for star in self._stars)
+            stars = (origin for _, origin in self._imported if origin.name == "*")
+            yield from (Origin(star.module, name) for star in stars)
 
     @cached_property
     def imports(self) -> Mapping[str, Origin]:
@@ -96,10 +97,6 @@ class ModuleCode:
     def imported_modules(self) -> frozenset[str]:
         """The names of all modules that it imports as it is imported."""
         return frozenset(origin.module for _, origin in self._imported)
-
-    @cached_property
-    def _stars(self) -> tuple[Origin, ...]:
-        return tuple(origin for _, origin in self._imported if origin.name == "*")
 
     @cached_property
     def _bodies(self) -> tuple[tuple[int, int], ...]:

@@ -17,7 +17,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path, PurePosixPath
 from types import CodeType, FunctionType, ModuleType
 from typing import Final
@@ -46,15 +46,11 @@ def reached_by(
     if not places or function is None:
         return places
     reach = _Reach(rootdir)
-    reach.follow([function, getattr(item, "cls", None), *_fixtures(item)])
+    info = getattr(item, "_fixtureinfo", None)
+    fixtures = chain.from_iterable(getattr(info, "name2fixturedefs", {}).values())
+    reach.follow([function, getattr(item, "cls", None), *(fixture.func for fixture in fixtures)])
     found = [(when, place) for place in places if (when := reach.when(place)) is not None]
     return tuple(place for _, place in sorted(found, key=lambda pair: pair[0]))
-
-
-def _fixtures(item: pytest.Item) -> Iterator[object]:
-    info = getattr(item, "_fixtureinfo", None)
-    for definitions in getattr(info, "name2fixturedefs", {}).values():
-        yield from (definition.func for definition in definitions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,7 +230,7 @@ class _Reach:
             package = str(scope.get("__package__") or "")
             code = self._code[file] = ModuleCode.read(Path(self._folder, file), package)
             names = (str(scope.get("__name__") or ""), *code.imported_modules)
-            parts = {part for text in names for part in accumulate(text.split("."), _below)}
+            parts = {part for text in names for part in accumulate(text.split("."), "{}.{}".format)}
             modules = [module for part in parts if (module := sys.modules.get(part))]
             waiting += ((own, vars(m)) for m in modules if (own := self._own(_file_of(m))))
 
@@ -252,10 +248,6 @@ class _Reach:
         if not file.startswith(self._folder) or "site-packages" in file:
             return ""
         return file[len(self._folder) :]
-
-
-def _below(package: str, name: str) -> str:
-    return f"{package}.{name}"
 
 
 def _file_of(module: ModuleType) -> str:

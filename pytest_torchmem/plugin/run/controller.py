@@ -35,7 +35,7 @@ from pytest_torchmem.report.text.markdown import step_summary
 from pytest_torchmem.report.text.tables import OrphanEnd
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
-from pytest_torchmem.simulate import GPU_VARIABLE
+from pytest_torchmem.simulate import GPU_VARIABLE, simulated_text
 from pytest_torchmem.store.baselines import changed_text
 from pytest_torchmem.store.changed_lines import git_output
 from pytest_torchmem.store.run_reports import RunReport, checked_out, stamped
@@ -178,9 +178,9 @@ class Collector:
         if self.run.settings.accepted and self._cut_short:
             self._lines += tables.cut_short_lines(session.testscollected, len(self._ended))
         self._lines += tables.notices(self._as_typed(), self.run.settings.accepted)
-        self._lines += tables.known_lines(
-            self.summary, self.run.settings.known_holders, self._whole
-        )
+        # Every test of the project had its turn: nobody typed which to run.
+        whole = not self._partial and self.config.args_source is not pytest.Config.ArgsSource.ARGS
+        self._lines += tables.known_lines(self.summary, self.run.settings.known_holders, whole)
         judged = self.run.settings.require_baseline or self.run.settings.accepted
         # All services that run tests and are known set CI.
         if os.environ.get("CI", "").lower() in ("true", "1") and not judged:
@@ -216,11 +216,6 @@ class Collector:
                 "actions/checkout)"
             )
 
-    @property
-    def _whole(self) -> bool:
-        """True where every test of the project had its turn: nobody typed which to run."""
-        return not self._partial and self.config.args_source is not pytest.Config.ArgsSource.ARGS
-
     @pytest.hookimpl(tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._failed is not None:
@@ -245,7 +240,7 @@ class Collector:
             terminalreporter.ensure_newline()  # or the first line of the table would see to it
             rank = Rank.launched()  # of a job, each rank says its own
             told = [str(rank)] if rank.count > 1 else []
-            told += [f"simulated {gpu}"] if (gpu := os.environ.get(GPU_VARIABLE)) else []
+            told += [said] if (said := simulated_text()) else []
             terminalreporter.section(", ".join(["torchmem", *told]))
         for line in lines:
             terminalreporter.write_line(line.text, **dict.fromkeys(line.styles, True))

@@ -18,6 +18,7 @@ from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.report.page.svg import COLOURS, escaped, marks_of
 from pytest_torchmem.report.text.tables import composition, line_place, line_word, unlisted_lines
 from pytest_torchmem.store.run_reports import RunReport
+from pytest_torchmem.values.baseline import device_shown
 from pytest_torchmem.values.contributors import Category, CategoryBytes
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.json_values import Json
@@ -146,7 +147,7 @@ def categories_json() -> list[dict[str, str]]:
 
 
 def _facts(run: RunReport) -> list[tuple[str, str]]:
-    devices = sorted({t.environment.get("device", "") for t in run.tests} - {""})
+    devices = sorted({device_shown(t.environment) for t in run.tests} - {""})
     dirty = " with changes" if run.dirty else ""
     facts = [
         ("measured on", ", ".join(devices)),

@@ -10,6 +10,7 @@ from typing import Final
 from pytest_torchmem.analysis.judge.differences import lines_of
 from pytest_torchmem.report.text.tables import composition, left_out, line_place, unlisted_lines
 from pytest_torchmem.store.run_reports import RunReport
+from pytest_torchmem.values.baseline import device_shown
 from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.units import format_change, format_size, one_line
 
@@ -171,7 +172,7 @@ def _causes(window: Window) -> Iterator[str]:
 
 
 def _facts(run: RunReport) -> str:
-    devices = {t.environment.get("device", "") for t in run.tests} - {""}
+    devices = {device_shown(t.environment) for t in run.tests} - {""}
     facts = [f"{name} {version}" for name, version in run.versions.items()]
     facts += [f"measured on {', '.join(sorted(devices))}"] if devices else []
     facts += [str(run.rank)] if run.rank.count > 1 else []

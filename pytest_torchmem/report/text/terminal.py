@@ -140,9 +140,9 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
     if verdict.lines and verdict.changed:
         allowed = next(f.allowed for f in verdict.findings if f.lines)
         title = f"grown against the baseline{of_region} ({allowed}), in all {verdict.changed.by}"
-        # One line that made all of it stands in the sentence.
+        # One line that made all of it stands in the sentence; what was there before has none.
         if [line.size_bytes for line in verdict.lines] == [verdict.changed.by_bytes]:
-            lines += ["", f"{title}, all at that line"]
+            lines += ["", f"{title}, all at that line" if verdict.lines[0].place else title]
         else:
             table = tables.lines_table(verdict.lines, verdict.changed, width)
             lines += ["", f"{title}:", *table]

@@ -3,12 +3,14 @@
 // How much workspace a plan needs is decided inside NVIDIA's library. Where that is there, it plans
 // graphs (convolutions, attention) as for a real GPU. A graph that it refuses has one engine, and a
 // plan that needs no workspace: what is counted is a lower bound then, and
-// `torchmem_unknown_scratch(0)` says for how many calls. The weights of an RNN are laid out as cuDNN does it: their sizes follow from the
-// descriptor.
+// `torchmem_unknown_scratch(0)` says for how many calls. Another release of cuDNN may take another
+// plan than the first: what the next ones need is the most that counts. The weights of an RNN are
+// laid out as cuDNN does it: their sizes follow from the descriptor.
 
 #include "cudnn_planner.h"
 #include "shared.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -19,6 +21,7 @@
 using namespace simulated;
 
 extern "C" void torchmem_note_unknown_scratch(int library);
+extern "C" void torchmem_note_bounded_scratch(int library, int64_t most_bytes);
 
 namespace {
 
@@ -30,7 +33,7 @@ enum Kind {
   kPlan = 5,
   kGraph = 15,
 };
-enum Type { kTypeHandle = 0, kTypeDescriptor = 15 };
+enum Type { kTypeHandle = 0, kTypeInt64 = 3, kTypeDescriptor = 15 };
 enum Attribute {
   kHeuristicGraph = 201,
   kHeuristicResults = 202,
@@ -54,7 +57,12 @@ struct Descriptor {
   void* real;       // NVIDIA's own, if its library is there
   bool is_planned;  // the library answers for it
   bool is_exact;    // and cuBLASLt has no part in it
+  int64_t most;     // the largest workspace among the plans that another release may take
 };
+
+// cuDNN sorts its plans by the time that it expects of them. Twelve programs that others measured
+// with an earlier release need no more than the largest of the first four; so twice as many.
+constexpr int64_t kLikelyPlans = 8;
 
 // Numbers of cudnn_adv.h and cudnn_ops.h.
 constexpr int kSpatialPersistent = 2;
@@ -131,6 +139,12 @@ bool needs_cublaslt(void* config) {
   return products_asked_for() != before;
 }
 
+int64_t workspace_of(void* real, int attribute) {
+  int64_t bytes = 0;
+  long count = 0;
+  return cudnn_planner()->get(real, attribute, kTypeInt64, 1, &count, &bytes) ? 0 : bytes;
+}
+
 int set_parts(Descriptor& whole, int attribute, int64_t count, void* const* parts) {
   const auto& planner = *cudnn_planner();
   std::vector<void*> real;
@@ -145,7 +159,10 @@ int set_parts(Descriptor& whole, int attribute, int64_t count, void* const* part
   }
   if (!whole.is_planned) return 0;
   if (device) planner.set(whole.real, device, kTypeDescriptor, 1, &planner.device);
-  if (attribute == kPlanConfig) whole.is_exact = !needs_cublaslt(real[0]);
+  if (attribute == kPlanConfig) {
+    whole.is_exact = !needs_cublaslt(real[0]);
+    whole.most = as_descriptor(parts[0])->most;
+  }
   return planner.set(whole.real, attribute, kTypeDescriptor, count, real.data());
 }
 
@@ -158,6 +175,13 @@ int get_parts(const Descriptor& whole, int attribute, int64_t asked, int64_t* co
     as_descriptor(parts[at])->real = real[at];
     as_descriptor(parts[at])->is_planned = true;
   }
+  if (attribute != kHeuristicResults || status) return status;
+  const int64_t found = std::min<int64_t>(asked, *count);
+  int64_t most = 0;
+  for (int64_t at = 0; at < std::min(found, kLikelyPlans); ++at) {
+    most = std::max(most, workspace_of(real[at], kConfigWorkspace));
+  }
+  for (int64_t at = 0; at < found; ++at) as_descriptor(parts[at])->most = most;
   return status;
 }
 
@@ -215,7 +239,7 @@ int cudnnCreateRNNDataDescriptor(void** out) { return give_handle(out); }
 // --- graphs: convolutions and attention ----------------------------------------------------------
 
 int cudnnBackendCreateDescriptor(int kind, void** out) {
-  auto* made = new Descriptor{kind, nullptr, false, true};
+  auto* made = new Descriptor{kind, nullptr, false, true, 0};
   // Without the variable nothing is planned, also where it was taken away while the program runs.
   if (auto* planner = std::getenv(kCudnnFolder) ? cudnn_planner() : nullptr) {
     made->is_planned = !planner->create(kind, &made->real) && begins_a_plan(kind);
@@ -283,7 +307,11 @@ int cudnnBackendGetAttribute(void* descriptor, int attribute, int type, int64_t 
 
 int cudnnBackendExecute(void*, void* plan, void*) {
   const auto& run = *as_descriptor(plan);
-  if (!run.is_planned || !run.is_exact) torchmem_note_unknown_scratch(0);
+  if (!run.is_planned || !run.is_exact) {
+    torchmem_note_unknown_scratch(0);
+  } else if (const int64_t more = run.most - workspace_of(run.real, kPlanWorkspace); more > 0) {
+    torchmem_note_bounded_scratch(0, more);
+  }
   enqueue(nullptr, 5);
   return 0;
 }

@@ -171,8 +171,11 @@ int cusparseLtMatmulAlgGetAttribute(P, P, int, void* out, size_t bytes) {
 // or cufftDoubleComplex elements": cuFFT API Reference, 2.2 Fourier Transform Setup.
 static constexpr int kMostCopies = 8;
 
+// Numbers of the libraries are those of `torchmem_unknown_scratch`, and cuFFT's.
+constexpr int kFourier = 4;
+
 struct Scratch {
-  int64_t time_ns, bytes, device;
+  int64_t time_ns, bytes, device, library;
 };
 
 static std::mutex scratch_lock;
@@ -185,6 +188,15 @@ long torchmem_bounded_scratch(long first, long room, Scratch* out) {
   const long count = bounded_scratch.size();
   for (long at = first; at < std::min(count, first + room); ++at) *out++ = bounded_scratch[at];
   return count;
+}
+
+// Now a library may have taken so much more than what is counted.
+void torchmem_note_bounded_scratch(int library, int64_t most_bytes) {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  std::lock_guard<std::mutex> guard(scratch_lock);
+  bounded_scratch.push_back({now.tv_sec * int64_t{1000000000} + now.tv_nsec, most_bytes,
+                             current_device(), library});
 }
 
 int cufftCreate(int* out) {
@@ -206,11 +218,12 @@ int cufftXtMakePlanMany(int plan, int rank, long long* sizes, long long*, long l
 }
 // The work area is there from here on until the transform has been given to a stream.
 int cufftSetWorkArea(int plan, void*) {
-  timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  std::lock_guard<std::mutex> guard(scratch_lock);
-  bounded_scratch.push_back(
-      {now.tv_sec * int64_t{1000000000} + now.tv_nsec, most_of_plan[plan], current_device()});
+  int64_t most = 0;
+  {
+    std::lock_guard<std::mutex> guard(scratch_lock);
+    most = most_of_plan[plan];
+  }
+  torchmem_note_bounded_scratch(kFourier, most);
   return 0;
 }
 

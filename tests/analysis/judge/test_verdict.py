@@ -633,6 +633,8 @@ def test_reserved_memory_grows_by_what_goes_beyond_the_peak(
     before = on_a_simulated_gpu(100 * MiB, 120 * MiB)
     verdict = against(before, on_a_simulated_gpu(size_bytes, reserved_bytes))
     assert (verdict.change, [finding.key for finding in verdict.findings]) == (change, keys)
+    if change is Change.SHRUNK:
+        assert verdict.changed.key == ("reserved" if size_bytes == 100 * MiB else "total")
 
 
 def test_reserved_memory_that_began_otherwise_is_not_compared_and_that_is_said() -> None:

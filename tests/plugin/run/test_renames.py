@@ -44,21 +44,13 @@ def test_all_entries_of_the_test_move(project, arguments):
     renamed(project)
     before = project.baseline().read_text()
     result = project.run(*arguments)
-    result.assert_outcomes(passed=2)
+    # Where one is required, a run that only followed it fails, and the next one passes.
+    result.assert_outcomes(**{"failed" if REQUIRED in arguments else "passed": 2})
     result.stdout.fnmatch_lines(
         ["  renamed: test_old[[]10]::part -> test_new[[]10]::part: 10.0 MiB"]
     )
     assert project.baseline().read_text() == before.replace("test_old", "test_new")
     project.run(CI).assert_outcomes(passed=2)
-
-
-def test_where_a_baseline_is_required_a_new_test_fails_beside_a_renamed_one(project):
-    renamed(project)
-    more = "\n@pytest.mark.memory_baseline\ndef test_more(): use(3 * MiB)\n"
-    project.write(BODY.format(name="new", offset=0) + more)
-    result = project.run(REQUIRED)
-    result.assert_outcomes(passed=2, failed=1)
-    result.stdout.fnmatch_lines(["there is no baseline for test_more in *"])
 
 
 def test_a_renamed_test_that_is_run_alone_has_no_baseline_yet(project):
@@ -89,7 +81,7 @@ def test_a_parameter_with_another_id_takes_the_entry_along(project):
     project.write(body.format(["small", "large"]))
     project.update()
     project.write(body.format(["small", "huge"]))
-    told = project.run(REQUIRED)
+    told = project.run()
     told.assert_outcomes(passed=2)
     told.stdout.fnmatch_lines(["  renamed: test_a[[]large] -> test_a[[]huge]: 20.0 MiB"])
     assert sorted(project.entries()) == ["test_a[huge]", "test_a[small]"]

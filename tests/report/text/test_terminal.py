@@ -159,6 +159,10 @@ def test_a_failure_shows_what_grew_and_how_to_accept_it():
         "",
         "if this change is wanted, accept it: pytest t.py --accept",
     ]
+    nowhere = line_of(replace(made(4 * MiB), source=None))
+    assert failure_text([replace(verdict, lines=(nowhere,))], "", "").splitlines()[2] == (
+        "grown against the baseline (tolerance 2 %), in all +4.0 MiB (+100 %)"
+    )
     more = replace(verdict, changed=ChangedNumber("total", 4 * MiB, 9 * MiB))
     assert failure_text([more], "", "").splitlines()[2:6] == [
         "grown against the baseline (tolerance 2 %), in all +5.0 MiB (+125 %):",

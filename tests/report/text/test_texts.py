@@ -60,6 +60,14 @@ def test_a_failure_has_its_sentence_and_its_causes():
     assert f"| +7.8 MiB | activation | {' | '.join(place)} |" in text
 
 
+def test_a_simulated_gpu_is_told_with_the_cudnn_that_plans_for_it():
+    run = sample_run()
+    environment = {"device": "simulated H100", "torch": "2.13", "cudnn": "9.20"}
+    tests = tuple(replace(test, environment=environment) for test in run.tests)
+    text = run_markdown(replace(run, tests=tests))
+    assert "measured on simulated H100 with cuDNN 9.20" in text
+
+
 def test_problems_are_told_and_cut_where_they_would_fill_a_comment():
     run = replace(sample_run(), problems=tuple(f"problem {n}: {'x' * 300}" for n in range(900)))
     text = run_markdown(run)
