@@ -41,6 +41,7 @@ def on_an_a100(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_program_on_two_gpus_names_the_line_whose_workspace_differs(
     on_an_a100, command, tmp_path
 ):
@@ -58,6 +59,8 @@ def test_a_program_on_two_gpus_names_the_line_whose_workspace_differs(
     assert (code, lines[1]) == (Exit.OK, "all 3 allocations are equal, in their order")
 
 
+@pytest.mark.nightly
+@pytest.mark.slow
 def test_our_programs_are_as_on_themselves_and_have_room_in_an_issue(on_an_a100, tmp_path):
     code, lines, said = on_an_a100("--out", "found.json")
     assert "did not end" not in said

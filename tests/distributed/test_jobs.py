@@ -15,7 +15,7 @@ from pytest_torchmem.types import LimitError
 JOB = Path(__file__).with_name("training.py")
 ABORTED = "terminate called without an active exception"
 
-pytestmark = needs_gloo
+pytestmark = [pytest.mark.slow, needs_gloo]
 
 
 @pytest.fixture(scope="module")
