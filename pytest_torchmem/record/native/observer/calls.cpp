@@ -22,6 +22,7 @@ const Layout LAYOUTS[] = {
     {11, 56, 8, 32, 48, 56, 69, 72, 112, 128, 72, 136, 184, 48, -1},
     {12, 56, 0, 0, 8, 56, 70, 72, 112, 128, 68, 136, 192, 40, 92},
     {13, 72, -1, 0, 8, 56, 70, 72, 112, 128, 68, 136, 200, 40, 92},
+    {14, 72, -1, 0, 8, 56, 74, 80, 112, 128, 68, 136, 208, 40, 92},
 };
 Layout L;
 void* (*this_thread)() = nullptr;     // PyGILState_GetThisThreadState: right also while the GIL is released
@@ -34,6 +35,11 @@ T at(const void* p, int offset) {
   T value;
   memcpy(&value, static_cast<const char*>(p) + offset, sizeof value);
   return value;
+}
+
+// An object that a frame refers to. From 3.14 on the lowest bits say how it is counted.
+void* object_at(const void* frame, int offset) {
+  return reinterpret_cast<void*>(at<uintptr_t>(frame, offset) & ~static_cast<uintptr_t>(3));
 }
 
 // A compact str, whatever its kind, as UTF-8.
@@ -130,11 +136,11 @@ int32_t follow_calls(Thread& t, int64_t now) {
   void* f = current;
   for (; f && f != waiting; f = at<void*>(f, L.previous)) {
     if (L.minor >= 12 && at<char>(f, L.owner) >= OF_INTERPRETER) continue;
-    void* code = at<void*>(f, L.code);
+    void* code = object_at(f, L.code);
     if (!code) continue;
     auto place = static_cast<int32_t>(at<char*>(f, L.instruction) - (static_cast<char*>(code) + L.bytecode));
     if (place < 0) continue;
-    walked.push_back({f, code, code == module_call ? at<void*>(f, L.locals) : nullptr, stamp_of(code), place});
+    walked.push_back({f, code, code == module_call ? object_at(f, L.locals) : nullptr, stamp_of(code), place});
   }
   if (waiting && !f) return 0;  // another stack of the same thread, as greenlets have
   std::reverse(walked.begin(), walked.end());
