@@ -111,7 +111,9 @@ def in_circles(names: Mapping[str, ast.Module]) -> set[str]:
 
 
 def class_names_twice(trees: Trees) -> set[str]:
-    nodes = (node for tree in trees.values() for node in ast.walk(tree))
+    """Return the names of several classes, those aside that are torch's."""
+    ours = (tree for file, tree in trees.items() if file.parent.name != "torch_names")
+    nodes = (node for tree in ours for node in ast.walk(tree))
     counts = Counter(n.name.lstrip("_") for n in nodes if isinstance(n, ast.ClassDef))
     return {name for name, count in counts.items() if count > 1}
 

@@ -1,7 +1,7 @@
 """A failed assert of a number of bytes, explained.
 
 Results are plain ints, and only that the body has just read one of that value tells that it is
-bytes; see docs/decisions/0012-readable-asserts.md.
+bytes.
 """
 
 from __future__ import annotations
