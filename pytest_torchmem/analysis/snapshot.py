@@ -373,7 +373,10 @@ _LONGEST_NAME: Final = 300
 """Operators have names of up to 60 letters; a frame with far more is none of an operator's."""
 _MOST_DEVICES: Final = 127
 """torch numbers its devices in 8 bits."""
-_LIBRARY: Final = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3\.\d+)[/\\]")
+# On a simulated GPU torch lies among what was fetched for that.
+_LIBRARY: Final = re.compile(
+    r"[/\\](?:site-packages|dist-packages|lib[/\\]python3\.\d+|pytest-torchmem[/\\]simulate)[/\\]"
+)
 _ENGINE: Final = "torch::autograd::Engine"
 _OPTIMIZER: Final = re.compile(r"[/\\]torch[/\\]optim[/\\]")
 

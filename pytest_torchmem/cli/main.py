@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem import __version__
-from pytest_torchmem.cli import bisecting, diff, show
+from pytest_torchmem.cli import bisecting, calibrating, diff, show
 from pytest_torchmem.cli.inputs import (
     converted,
     read_measurements,
@@ -44,7 +44,7 @@ class Exit(enum.IntEnum):
     """The exit codes of ``torchmem``."""
 
     OK = 0
-    GROWN = DOES_NOT_FIT = 1
+    GROWN = DOES_NOT_FIT = DIFFERS = 1
     BAD_INPUT = 2
     FAULT = 3
 
@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"torchmem {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     first = (_add_diff, _add_show, _add_explain, _add_history, _add_bisect)
-    for add in (*first, _add_report, _add_fits, _add_reserved, _add_simulate):
+    for add in (*first, _add_report, _add_fits, _add_reserved, _add_simulate, _add_calibrate):
         add(commands)
     return parser
 
@@ -300,6 +300,21 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     command.set_defaults(run=_simulate)
 
 
+def _add_calibrate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "calibrate",
+        help="compare a GPU with its simulation",
+        description="Run some twelve small programs, or a command (torchmem calibrate -- python "
+        "train.py), on the GPU that is here and on a simulated one, and print which allocations "
+        "differ, by operator and line. FILE is what an earlier run wrote; it needs no GPU.",
+        epilog="exit codes: 0 all are equal, 1 some are not, 2 bad input",
+    )
+    command.add_argument("--out", type=Path, metavar="FILE", help="write it to attach to an issue")
+    command.add_argument("--gpu", default="", help="default: as the real one describes itself")
+    command.add_argument("what", nargs=argparse.REMAINDER, metavar="FILE | -- COMMAND")
+    command.set_defaults(run=_calibrate)
+
+
 def _add_device_of_snapshot(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", default="", help="of a snapshot; default: each of its devices")
 
@@ -480,6 +495,21 @@ def _simulate(options: argparse.Namespace) -> Exit:
     sys.stderr.flush()
     os.execve(program, command, environment)
     return Exit.OK
+
+
+def _calibrate(options: argparse.Namespace) -> Exit:
+    """Compare a GPU with its simulation, or show what somebody else's comparison found."""
+    separator, command = options.what[:1], options.what[1:]
+    if separator and separator != ["--"]:
+        if command:
+            raise ReportError("a command follows two dashes: torchmem calibrate -- python train.py")
+        found = calibrating.read_calibration(Path(*separator))
+    else:
+        found = calibrating.calibrate(command, options.gpu)
+    if options.out:
+        write_report(options.out, calibrating.as_file(found))
+    _say("\n".join(found.lines()))
+    return Exit.OK if found.is_equal else Exit.DIFFERS
 
 
 def _only(run: RunReport, pattern: str) -> RunReport:

@@ -53,12 +53,12 @@ def _environment(device: torch.device) -> dict[str, str]:
         "runtime": f"rocm{_major(hip)}" if hip else f"cuda{_major(torch.version.cuda or '')}",
         "allocator": _allocator_settings(*_CUDA_SETTINGS),
         "libraries": _settings(_GPU_LIBRARIES),
-        **({"cudnn": _cudnn_release()} if properties.name.startswith("simulated ") else {}),
+        **({"cudnn": cudnn_release()} if properties.name.startswith("simulated ") else {}),
     }
 
 
-def _cudnn_release() -> str:
-    """Return the release of cuDNN that plans the convolutions of a simulated GPU: ``9.20``."""
+def cudnn_release() -> str:
+    """Return the release of cuDNN, which plans convolutions: ``9.20``; ``""`` without it."""
     version: Callable[[], int | None] = torch.backends.cudnn.version
     number = version() or 0
     return f"{number // 10_000}.{number // 100 % 100}" if number else ""

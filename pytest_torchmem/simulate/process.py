@@ -22,8 +22,9 @@ from pytest_torchmem.values.errors import SimulationError
 _MOST_RANKS: Final = 1_000_000
 # torch calls the entry points of this group when it is imported, and so nothing of the program is
 # changed: https://docs.pytorch.org/tutorials/unstable/python_extension_autoload.html
-_ENTRY_POINT: Final = "[torch.backends]\ntorchmem = pytest_torchmem.record.mirrored_ranks:join\n"
-_METADATA: Final = "Metadata-Version: 2.1\nName: torchmem-mirrored-ranks\nVersion: 1\n"
+_ENTRY_POINT: Final = "[torch.backends]\ntorchmem = pytest_torchmem.record.{}\n"
+_METADATA: Final = "Metadata-Version: 2.1\nName: torchmem-with-torch\nVersion: 1\n"
+_JOIN: Final = "mirrored_ranks:join"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +69,21 @@ class World:
 
 
 @torch_builds.cache_written()
-def entry_point_folder() -> Path:
-    """Return a folder for the import path; with it torch lets the rank join when it is loaded."""
-    key = sha256((_METADATA + _ENTRY_POINT).encode()).hexdigest()[:12]
-    folder = torch_builds.cache_folder() / f"world-{key}"
+def entry_point_folder(function: str) -> Path:
+    """Return a folder for the import path; with it torch calls a function when it is loaded.
+
+    The function is one of ``record``: ``mirrored_ranks:join``.
+    """
+    entry_point = _ENTRY_POINT.format(function)
+    key = sha256((_METADATA + entry_point).encode()).hexdigest()[:12]
+    folder = torch_builds.cache_folder() / f"with-torch-{key}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-            package = Path(made) / folder.name / "torchmem_mirrored_ranks-1.dist-info"
+            package = Path(made) / folder.name / "torchmem_with_torch-1.dist-info"
             package.mkdir(parents=True)
             (package / "METADATA").write_text(_METADATA)
-            (package / "entry_points.txt").write_text(_ENTRY_POINT)
+            (package / "entry_points.txt").write_text(entry_point)
             with contextlib.suppress(OSError):  # another process was first
                 package.parent.rename(folder)
     return folder
@@ -109,7 +114,7 @@ def variables(
     other ranks are not run. Raises `SimulationError`.
     """
     gpu = parse_gpu(text)
-    folders = [str(built.site), *([str(entry_point_folder())] if world else [])]
+    folders = [str(built.site), *([str(entry_point_folder(_JOIN))] if world else [])]
     compiled = torch_builds.cache_folder() / "compiled" / built.version
     for_linkers = os.pathsep.join([str(built.runtime / FOR_LINKERS), str(built.runtime)])
     return {

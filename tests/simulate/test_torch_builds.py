@@ -74,7 +74,7 @@ def test_another_release_is_told_with_the_command_that_fetches_it():
 def test_a_cache_that_cannot_be_written_is_told_before_anything_is_fetched(cpu_torch, monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip was called"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(cpu_torch / "version.py"))
-    for writes in (torch_builds.fetch, process.entry_point_folder):
+    for writes in (torch_builds.fetch, lambda: process.entry_point_folder("mirrored_ranks:join")):
         with pytest.raises(SimulationError, match=r"cannot be written .*; set XDG_CACHE_HOME"):
             writes()
 

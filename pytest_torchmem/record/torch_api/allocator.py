@@ -12,7 +12,24 @@ from pytest_torchmem.values.results import ReservedSegment
 
 CHECKED: Final[Checked] = {
     "torch._C._cuda_clearCublasWorkspaces": ("2.10.0", "2.15.0"),
+    "torch.cuda._lazy_call": ("2.13.0", "2.13.0"),
+    "torch.cuda.memory._dump_snapshot": ("2.13.0", "2.13.0"),
+    "torch.cuda.memory._record_memory_history": ("2.13.0", "2.13.0"),
 }
+
+
+def when_cuda_begins(call: Callable[[], None]) -> None:
+    """Call something when this process uses CUDA first, or now where it has done so."""
+    torch.cuda._lazy_call(call)  # type: ignore[no-untyped-call]
+
+
+def record_history() -> None:
+    """Have CUDA's allocator write down what it is asked for, each time with a stack."""
+    torch.cuda.memory._record_memory_history(stacks="all", max_entries=1_000_000)
+
+
+def dump_history(path: str) -> None:
+    torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
 
 
 def accelerator_counts(device_type: str) -> bool:
