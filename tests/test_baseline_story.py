@@ -20,6 +20,8 @@ from pytest_torchmem.cli.main import main
 from tests import opened_reports as opened
 from tests.chromium import launched
 
+pytestmark = pytest.mark.slow
+
 FAKE = (Path(__file__).parent / "fake_measure.py").read_text(encoding="utf-8")
 CONFTEST = """
 import os

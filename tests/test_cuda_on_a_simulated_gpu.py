@@ -12,22 +12,24 @@ import pytest
 from pytest_torchmem.simulate.torch_builds import torch_build
 from pytest_torchmem.values.errors import SimulationError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ("tests/cuda", "tests/simulate", "tests/torch_names/test_memory_profiler.py")
 
 
-def test_what_needs_a_gpu_passes_on_a_simulated_one(left_to_nightly: tuple[str, ...]) -> None:
+def test_what_needs_a_gpu_passes_on_a_simulated_one(pytestconfig: pytest.Config) -> None:
     try:
         torch_build()
     except SimulationError as error:
         pytest.skip(f"what needs a GPU is not run: {error.sentence}")
-    left = [f"--deselect={name}" for name in left_to_nightly if name.startswith(TESTS)]
+    chosen = "gpu" if pytestconfig.getoption("nightly", False) else "gpu and by_day"
     simulate = (sys.executable, "-m", "pytest_torchmem", "simulate", "--gpu", "H100x2", "--")
-    run = (sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-m", "gpu")
+    run = (sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-m", chosen)
     # Not the variables that this run has for the small projects that its tests start.
     ours = ("PYTEST_", "PYTHONDONTWRITEBYTECODE")
     done = subprocess.run(
-        [*simulate, *run, *left, *TESTS],
+        [*simulate, *run, *TESTS],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if not name.startswith(ours)},
         capture_output=True,

@@ -23,6 +23,8 @@ from tests.documents import (
 )
 from tools.pictures import fail_as_the_guide_does
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = ROOT / "pytest_torchmem"
 PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("guides/*.md")])
 OF_ITS_OWN_TEST = "outside-pytest.md"

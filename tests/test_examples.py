@@ -13,6 +13,8 @@ import pytest
 from examples import repeat
 from examples.repeat import arguments, collected, differences
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 BASELINES = sorted((ROOT / "examples" / "__torchmem__").rglob("*.json"))
 ORIGINS = [path.with_suffix(".origins") for path in BASELINES]
@@ -30,6 +32,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return measure(tmp_path_factory.mktemp("first"), DIGITS)
 
 
+@pytest.mark.nightly
 def test_numbers_do_not_depend_on_the_order_of_tests(
     measured: dict[str, bytes], tmp_path: Path
 ) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.documents import ROOT, blocks, require_the_pinned_torch_on_a_cpu
 from tools.pictures import PICTURES, README, fail_as_the_readme_does, terminal_svg
+
+pytestmark = pytest.mark.slow
 
 TEXT = README.read_text(encoding="utf-8")
 

@@ -10,6 +10,8 @@ from benchmarks.regressions import Outcome, run_all, score
 from pytest_torchmem.simulate.torch_builds import torch_build
 from pytest_torchmem.values.errors import SimulationError
 
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+
 SOME = (
     "float_mask_buffer",
     "exceptions",

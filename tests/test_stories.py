@@ -14,6 +14,8 @@ from textwrap import dedent
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Story:

@@ -16,6 +16,8 @@ import pytest
 import pytest_torchmem
 from tests.documents import DOCS
 
+pytestmark = pytest.mark.slow
+
 USERS = """
 from collections.abc import Callable, Iterator, Sequence
 

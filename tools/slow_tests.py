@@ -1,4 +1,4 @@
-"""Processor time of our tests, and whether `SLOW` in ``conftest.py`` says the same.
+"""Processor time of our tests, and whether they are marked ``slow``.
 
     python -m pytest -n 2 -p tools.slow_tests
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from pytest_torchmem.store.snapshots import load_snapshot
 from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.json_values import (
     WRONG,
-    Json,
     JsonFields,
     JsonRow,
     parse_json,
@@ -36,6 +34,7 @@ FORMAT: Final = 1
 MOST_BYTES: Final = 50_000
 """The largest file: it is made to be attached to an issue."""
 _PROGRAMS: Final = Path(__file__).parents[1] / "record" / "calibration_programs.py"
+_KEEPS_HISTORY: Final = "kept_history:keep_history"
 _BACKWARD: Final = "backward"
 _FEW: Final = 3
 _MOST_COMPARED: Final = 100_000
@@ -73,53 +72,58 @@ class PlaceSizes(JsonRow):
 
 
 @dataclass(frozen=True, slots=True)
+class CalibratedGpu(JsonFields):
+    """One of the two, as it told of itself.
+
+    Attributes:
+        description: What decides its numbers, as ``--gpu`` takes it.
+        releases: Of torch, CUDA and cuDNN.
+        peaks: The allocator's peaks in bytes, by the name of the counter.
+    """
+
+    name: str
+    description: str
+    releases: Mapping[str, str]
+    peaks: Mapping[str, int]
+
+    def __str__(self) -> str:
+        told = (f"{name} {release}" for name, release in self.releases.items() if release)
+        return f"{self.name} ({', '.join(told)})"
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration(JsonFields):
     """What a program asked of a GPU's allocator and of a simulated one's.
 
     Attributes:
-        gpu: The name of the real one.
-        simulated_as: What was simulated, as ``--gpu`` takes it.
-        releases: Of torch, CUDA and cuDNN on the real one.
-        simulated_releases: The same of the other.
-        command: What was run; ``""`` for the programs that come with the package.
         count: How many allocations the real one had.
         first_other: The first allocation that is another one, counted from 1; 0 for none.
-        peaks: The allocator's peaks on the real one in bytes, by the name of the counter.
-        simulated_peaks: The same of the other.
         places: All operators and lines, those that differ first.
         left_out: How many places had no room in a file.
     """
 
-    gpu: str
-    simulated_as: str
-    releases: Mapping[str, str]
-    simulated_releases: Mapping[str, str]
-    command: str
+    real: CalibratedGpu
+    simulated: CalibratedGpu
     count: int
     first_other: int
-    peaks: Mapping[str, int]
-    simulated_peaks: Mapping[str, int]
     places: tuple[PlaceSizes, ...]
     left_out: int = 0
 
     @property
     def is_equal(self) -> bool:
-        return not self.first_other and self.peaks == self.simulated_peaks
+        return not self.first_other and self.real.peaks == self.simulated.peaks
 
     def lines(self) -> Iterator[str]:
         """Yield what there is to say."""
-        told = (f"{name} {release}" for name, release in sorted(self.releases.items()) if release)
-        yield f"{self.gpu} ({', '.join(told)}) beside {self.simulated_as}, simulated"
-        if self.simulated_releases != self.releases:
-            yield f"simulated with {self.simulated_releases}"
-        if not self.first_other:
-            yield f"all {self.count:,} allocations are equal, in their order"
-        else:
+        yield f"{self.real} beside {self.simulated}"
+        if self.first_other:
             yield f"of {self.count:,} allocations number {self.first_other:,} is the first other"
-        for name, real in self.peaks.items():
-            simulated = self.simulated_peaks.get(name, 0)
-            by = "equal" if simulated == real else f"simulated {simulated - real:+,} B"
-            yield f"  {name} at most {format_size(real)}, {by}"
+        else:
+            yield f"all {self.count:,} allocations are equal, in their order"
+        for name, real in self.real.peaks.items():
+            by = self.simulated.peaks.get(name, 0) - real
+            told = f"simulated {by:+,} B" if by else "equal"
+            yield f"  {name} at most {format_size(real)}, {told}"
         found = [place for place in self.places if place.differs]
         yield from (f"  {place}" for place in found)
         if self.first_other and not found:
@@ -140,77 +144,47 @@ def calibrate(command: Sequence[str], gpu: str = "") -> Calibration:
         program = folder / _PROGRAMS.name
         shutil.copy(_PROGRAMS, program)  # lines of an installed package count as a library's
         started = [*command] or [sys.executable, str(program)]
-        real = _Side.run(started, folder / "real", {})
-        gpu = gpu or real.description
-        simulated = _Side.run(started, folder / "simulated", variables(gpu, torch_build()))
-        return compared(real, simulated, gpu, " ".join(command))
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One run: what it says of its device, and where each of its allocations came from."""
-
-    told: Mapping[str, Json]
-    allocations: Sequence[tuple[tuple[str, str], int]]
-
-    @classmethod
-    def run(cls, command: Sequence[str], folder: Path, added: Mapping[str, str]) -> _Side:
-        folder.mkdir()
-        environment = {**os.environ, **added, "TORCHMEM_HISTORY": str(folder)}
-        paths = [environment.get("PYTHONPATH", ""), str(entry_point_folder("kept_history:keep_history"))]
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "1"
-        done = subprocess.run(command, env=environment, check=False)
-        where = "on the simulated GPU" if added else "here"
-        if done.returncode:
-            raise ReportError(f"the command ended with exit code {done.returncode} {where}")
-        if not (folder / "device.json").exists():
-            raise ReportError(
-                f"the command used no GPU {where}: `torchmem calibrate` compares a real one with "
-                "its simulation"
-            )
-        snapshot = load_snapshot(folder / "snapshot.pickle", 0)
-        requests = snapshot.history.requests
-        sizes = requests.size_bytes[requests.kind == Request.ALLOC].tolist()
-        allocations = []
-        for key, size_bytes in enumerate(sizes):
-            made = snapshot.sites[key].origin
-            place = str(made.source) if made.source else _BACKWARD
-            allocations.append(((made.operator, place), size_bytes))
-        return cls(parse_json(read_text(folder / "device.json")), allocations)
-
-    @property
-    def description(self) -> str:
-        """The device as ``--gpu`` takes it."""
-        name = re.sub(r"[,=]", " ", self.told["name"])
-        numbers = "capability={capability},memory={memory}B,processors={processors}"
-        return f"name={name},{numbers.format(**self.told)}"
-
-
-def compared(real: _Side, simulated: _Side, gpu: str, command: str) -> Calibration:
-    """Return where two runs differ."""
+        real, here = _run(started, folder / "real", {})
+        added = variables(gpu or real.description, torch_build())
+        simulated, there = _run(started, folder / "simulated", added)
     sizes: dict[tuple[str, str], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for side, run in enumerate((real, simulated)):
-        for place, size_bytes in run.allocations:
+    for side, allocations in enumerate((here, there)):
+        for place, size_bytes in allocations:
             sizes[place][side].append(size_bytes)
     places = [PlaceSizes(*place, *map(_text, both)) for place, both in sizes.items()]
-    here, there = real.allocations, simulated.allocations
-    pairs = enumerate(zip(here, there, strict=False), 1)
-    other = next((number for number, (one, two) in pairs if one != two), 0)
-    if not other and len(here) != len(there):
-        other = min(len(here), len(there)) + 1
-    return Calibration(
-        real.told["name"],
-        gpu,
-        real.told["releases"],
-        simulated.told["releases"],
-        command,
-        len(here),
-        other,
-        real.told["peaks"],
-        simulated.told["peaks"],
-        tuple(sorted(places, key=lambda place: not place.differs)),
-    )
+    pairs = enumerate(zip_longest(here, there), 1)
+    first_other = next((number for number, (one, two) in pairs if one != two), 0)
+    places.sort(key=lambda place: not place.differs)
+    return Calibration(real, simulated, len(here), first_other, tuple(places))
+
+
+def _run(
+    command: Sequence[str], folder: Path, added: Mapping[str, str]
+) -> tuple[CalibratedGpu, Sequence[tuple[tuple[str, str], int]]]:
+    """Run the command; return its device, and operator, place and bytes of each allocation."""
+    folder.mkdir()
+    environment = {**os.environ, **added, "TORCHMEM_HISTORY": str(folder)}
+    paths = [environment.get("PYTHONPATH", ""), str(entry_point_folder(_KEEPS_HISTORY))]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "1"
+    done = subprocess.run(command, env=environment, check=False)
+    where = "on the simulated GPU" if added else "here"
+    if done.returncode:
+        raise ReportError(f"the command ended with exit code {done.returncode} {where}")
+    if not (folder / "device.json").exists():
+        raise ReportError(
+            f"the command used no GPU {where}: `torchmem calibrate` compares a real one with its "
+            "simulation"
+        )
+    snapshot = load_snapshot(folder / "snapshot.pickle", 0)
+    requests = snapshot.history.requests
+    allocations = []
+    for key, size_bytes in enumerate(requests.size_bytes[requests.kind == Request.ALLOC].tolist()):
+        made = snapshot.sites[key].origin
+        place = str(made.source) if made.source else _BACKWARD
+        allocations.append(((made.operator, place), size_bytes))
+    told = CalibratedGpu.from_json(parse_json(read_text(folder / "device.json")))
+    return told, allocations
 
 
 def as_file(found: Calibration) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -32,20 +33,15 @@ def _keep(folder: Path) -> None:
 
 def _write(folder: Path) -> None:
     found, stats = torch.cuda.get_device_properties(0), torch.cuda.memory_stats(0)
+    capability = f"capability={found.major}.{found.minor}"
+    numbers = f"memory={found.total_memory}B,processors={found.multi_processor_count}"
+    versions = (torch.__version__, torch.version.cuda or "", environment.cudnn_release())
+    counters = ("requested", "allocated", "reserved")
     told = {
         "name": found.name,
-        "capability": f"{found.major}.{found.minor}",
-        "memory": found.total_memory,
-        "processors": found.multi_processor_count,
-        "releases": {
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda or "",
-            "cudnn": environment.cudnn_release(),
-        },
-        "peaks": {
-            name: stats.get(f"{name}_bytes.all.peak", 0)
-            for name in ("requested", "allocated", "reserved")
-        },
+        "description": f"name={re.sub('[,=]', ' ', found.name)},{capability},{numbers}",
+        "releases": dict(zip(("torch", "CUDA", "cuDNN"), versions, strict=True)),
+        "peaks": {name: stats.get(f"{name}_bytes.all.peak", 0) for name in counters},
     }
     allocator.dump_history(str(folder / "snapshot.pickle"))
     (folder / "device.json").write_text(json.dumps(told), encoding="utf-8")

@@ -15,7 +15,11 @@ import pytest
 
 from tests.accelerator import memdev
 
-pytestmark = pytest.mark.skipif(bool(memdev.missing()), reason=memdev.missing())
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.nightly,
+    pytest.mark.skipif(bool(memdev.missing()), reason=memdev.missing()),
+]
 
 INI = """
 [pytest]

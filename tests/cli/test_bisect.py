@@ -6,6 +6,8 @@ import subprocess
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TEST = """
 import pytest, torch
 from net import make
@@ -70,6 +72,7 @@ def test_the_commit_that_moved_the_peak_is_named_with_its_cause(command, project
     assert len(git(project, "worktree", "list").splitlines()) == 1
 
 
+@pytest.mark.nightly
 def test_a_commit_that_gives_no_number_is_said(command, project):
     first, broken, wider = commit(
         project, small=SIZE.format(2), broken="no Python", wider=SIZE.format(7)

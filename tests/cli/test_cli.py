@@ -310,6 +310,7 @@ def test_it_is_a_command_and_needs_neither_torch_nor_pytest(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_reader_who_stops_early_is_no_error(tmp_path):
     many = {f"test_{i}": MiB for i in range(5000)}
     one = results(tmp_path / "a.json", many)

@@ -71,6 +71,7 @@ SCENARIOS = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_fresh_recording_is_replayed_to_the_byte(scenario, tmp_path, cuda):
     command = [sys.executable, str(RECORDER), "--out", str(tmp_path), scenario]

@@ -97,6 +97,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.nightly("shuffled on two workers", "alone")
 @pytest.mark.parametrize("way", [*WAYS, "alone"])
 def test_every_body_has_one_number_however_it_is_run(project: Path, way: str) -> None:
     in_order = numbers(project)

@@ -9,6 +9,7 @@ from launching import SEES_THREADS, needs_gloo, run
 from slow_gloo import PART_BYTES
 
 pytestmark = [
+    pytest.mark.slow,
     needs_gloo,
     pytest.mark.skipif(not SEES_THREADS, reason="only Linux tells what a thread does"),
 ]

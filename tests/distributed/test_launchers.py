@@ -11,7 +11,7 @@ from training import RANKS
 
 LAUNCHERS = {"spawn": (), "torchrun": TORCHRUN}
 
-pytestmark = needs_gloo
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, needs_gloo]
 
 
 @pytest.fixture(scope="module")

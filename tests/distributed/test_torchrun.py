@@ -13,7 +13,7 @@ from training import PARAMETER_BYTES, RANKS
 from pytest_torchmem import Ranks
 from pytest_torchmem.store.run_reports import read_run
 
-pytestmark = needs_gloo
+pytestmark = [pytest.mark.slow, needs_gloo]
 NAMES = {"test_ddp", "test_fsdp"}
 
 TESTS = """

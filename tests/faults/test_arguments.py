@@ -6,6 +6,8 @@ import pytest
 
 from tests.project import Project
 
+pytestmark = pytest.mark.slow
+
 VALUES = """
 HOSTILE = [
     "9" * 5000 + "B", "9" * 400 + ".0B", "1iB", "", "\\x1b[31m", "٣MiB", "\\udcff", -1, 10**400,

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TESTS = """
 import pytest, torch, unittest
 
@@ -91,6 +93,7 @@ def as_ever(pytester: pytest.Pytester) -> Found:
 
 # An isolated Python hears of no environment; developers' mode checks Python's allocator, too. For a
 # Python without assertions all of torch is compiled anew, which takes long: that is nightly.
+@pytest.mark.nightly("-O")
 @pytest.mark.parametrize("options", [("-I", "-X", "dev"), ("-O",)], ids=" ".join)
 def test_an_option_of_python_changes_nothing(
     torch_pytester: pytest.Pytester, options: tuple[str, ...]

@@ -26,6 +26,8 @@ from tests.cli.conftest import command  # noqa: F401
 from tests.cli.files import A, results
 from tests.faults.readers import RUN, at_most, whole_snapshot, whole_trace
 
+pytestmark = pytest.mark.slow
+
 Command = Callable[..., tuple[int, str, str]]
 
 

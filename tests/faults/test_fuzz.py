@@ -10,6 +10,8 @@ import pytest
 from pytest_torchmem.values.errors import TorchmemError
 from tests.faults.readers import READERS, Hung, Reader, every_reader, fuzz, peak_mib
 
+pytestmark = pytest.mark.slow
+
 FEW, MANY = 120, 10_000
 FIRST = int(os.environ.get("TORCHMEM_FUZZ_SEED", "0"))
 
@@ -21,6 +23,7 @@ def test_a_damaged_input_gives_a_value_or_one_clear_error(name: str, tmp_path: P
     assert outcomes.values, "no input was whole enough to be read"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", READERS)
 def test_ten_thousand_damaged_inputs_give_a_value_or_one_clear_error(
     name: str, tmp_path: Path

@@ -12,6 +12,8 @@ import pytest
 
 from tests.project import Project
 
+pytestmark = pytest.mark.slow
+
 MODULE = """
 import os
 
@@ -60,10 +62,11 @@ def check(said: dict[str, object], least_killed: int) -> None:
     assert said["killed"] >= least_killed
 
 
-def test_ten_updates_that_are_killed_leave_whole_baselines(project: Project) -> None:
-    check(killed(project, 10), 3)
+def test_five_updates_that_are_killed_leave_whole_baselines(project: Project) -> None:
+    check(killed(project, 5), 1)
 
 
+@pytest.mark.nightly
 def test_updates_that_are_killed_with_their_workers_leave_whole_baselines(
     project: Project,
 ) -> None:
@@ -71,10 +74,12 @@ def test_updates_that_are_killed_with_their_workers_leave_whole_baselines(
     check(killed(project, 3, "-p", "xdist", "-n2"), 1)
 
 
+@pytest.mark.nightly
 def test_three_hundred_updates_that_are_killed_leave_whole_baselines(project: Project) -> None:
     check(killed(project, 270), 100)
 
 
+@pytest.mark.nightly
 def test_thirty_updates_that_are_killed_with_their_workers_leave_whole_baselines(
     project: Project,
 ) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from tests.project import Project
 
+pytestmark = pytest.mark.slow
+
 MODULE = """
 @pytest.mark.memory_baseline
 @pytest.mark.parametrize("number", range({count}))
@@ -45,6 +47,7 @@ def test_a_long_list_of_changes_is_cut_with_a_count(project: Project, change: st
     assert f"  ... and 20 more {change} entries{end}" in result.outlines
 
 
+@pytest.mark.nightly
 def test_ten_thousand_tests_in_one_run(project: Project) -> None:
     written(project, 2, 5_000)
     result = project.run_apart("-q", "--torchmem-update-baseline")
@@ -60,6 +63,7 @@ def test_ten_thousand_tests_in_one_run(project: Project) -> None:
     assert used.ru_maxrss >> 10 < 1_000
 
 
+@pytest.mark.nightly
 def test_two_workers_with_five_thousand_tests_each(project: Project) -> None:
     pytest.importorskip("xdist")
     written(project, 2, 5_000)

@@ -7,6 +7,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TESTS = """
 import gc, pytest, torch
 
@@ -57,6 +59,7 @@ def peaks(path) -> dict[str, tuple[int, int]]:
     }
 
 
+@pytest.mark.nightly("reruns")
 @pytest.mark.parametrize("name", PLUGINS)
 def test_the_numbers_are_those_without_the_plugin(torch_pytester, name):
     plugin, *arguments = PLUGINS[name]

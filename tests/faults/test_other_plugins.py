@@ -12,6 +12,8 @@ import pytest
 
 from tests.project import Project
 
+pytestmark = pytest.mark.slow
+
 TESTS = """
 import os
 
@@ -61,6 +63,7 @@ def needs(plugin: str) -> None:
         pytest.skip(f"needs {plugin.partition('.')[0]}, which is not installed")
 
 
+@pytest.mark.nightly("files", "groups", "load", "scopes")
 @pytest.mark.parametrize("name", PLUGINS)
 def test_the_same_is_stored_and_judged_beside_another_plugin(
     project: Project, name: str, monkeypatch: pytest.MonkeyPatch
@@ -296,6 +299,7 @@ def test_a_body_that_raises_loses_nothing_but_itself(project: Project, workers: 
     assert sizes(project) == {**STORED, "test_z": 7}
 
 
+@pytest.mark.nightly("os.kill(os.getpid(), signal.SIGSEGV)")
 @pytest.mark.parametrize("statement", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGSEGV)"])
 def test_a_worker_that_dies_in_a_body_loses_nothing_but_that_test(
     project: Project, statement: str
@@ -308,6 +312,7 @@ def test_a_worker_that_dies_in_a_body_loses_nothing_but_that_test(
     assert sizes(project) == {**STORED, "test_z": 7}
 
 
+@pytest.mark.nightly("1-exit", "1-exit as if all was well")
 @pytest.mark.parametrize(
     ("statement", "code"),
     [("raise KeyboardInterrupt", 2), ("pytest.exit('enough', 5)", 5), ("pytest.exit('', 0)", 0)],

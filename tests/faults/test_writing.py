@@ -20,6 +20,8 @@ from tests.cli.files import CPU
 from tests.project import Project
 from tests.results import contributor, result
 
+pytestmark = pytest.mark.slow
+
 
 def entry(size: int) -> BaselineEntry:
     return BaselineEntry.of(result(contributor(size)))

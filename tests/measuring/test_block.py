@@ -17,6 +17,8 @@ from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.types import LimitError
 from pytest_torchmem.values.errors import DeviceError, MarkerError, RecordingError
 
+pytestmark = pytest.mark.slow
+
 ONE_MIB = MiB // 4
 """How many float32 make 1 MiB."""
 

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ from pytest_torchmem.simulate import GPU_VARIABLE
 from pytest_torchmem.simulate.torch_builds import torch_build
 from pytest_torchmem.values.errors import EstimateError, MarkerError, SimulationError
 from tests.documents import has_simulated_gpu
+
+pytestmark = pytest.mark.slow
+nightly = partial(pytest.param, marks=pytest.mark.nightly)
 
 
 @pytest.fixture
@@ -152,9 +156,9 @@ def test_what_the_program_raises_comes_out_and_says_where():
 @pytest.mark.parametrize(
     ("program", "told"),
     [
-        (raises_what_is_unreadable, "raised .*UnreadableError: 1 and 2"),
-        (exits, r"ended its process: SystemExit\(3\)"),
-        (leaves, r"of leaves \(simulated H100, torch .*\) ended with exit code 7"),
+        nightly(raises_what_is_unreadable, "raised .*UnreadableError: 1 and 2"),
+        nightly(exits, r"ended its process: SystemExit\(3\)"),
+        nightly(leaves, r"of leaves \(simulated H100, torch .*\) ended with exit code 7"),
         (is_killed, "ended with the signal SIGABRT"),
         (uses_nothing, r"uses_nothing \(simulated H100, .*\) used no memory of the GPU"),
     ],
@@ -186,6 +190,7 @@ def work(net):
 """
 
 
+@pytest.mark.nightly("False")
 @pytest.mark.usefixtures("build")
 @pytest.mark.parametrize("as_module", [False, True])
 def test_a_script_is_found_in_the_other_process(tmp_path, as_module):

@@ -22,6 +22,8 @@ from pytest_torchmem.values.errors import MarkerError
 from pytest_torchmem.values.trace import DeviceEventKind, EventKind, Scope
 from tests.builders import TraceBuilder
 
+pytestmark = pytest.mark.slow
+
 ADDRESS = re.compile(r"[ _]at[ _]0x[0-9a-f]+")
 MS = 1_000_000
 OPERATORS = {"cpu_op", "user_annotation", "operator"}

@@ -15,6 +15,8 @@ from pytest_torchmem.cli.main import Exit, main
 from pytest_torchmem.values.errors import DeviceError, MarkerError, ReportError, TraceError
 from tests.analysis.snapshots import snapshot_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def block():

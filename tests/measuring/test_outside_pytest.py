@@ -12,6 +12,8 @@ import pytest
 from pytest_torchmem import MiB, load
 from tests.documents import DOCS, blocks, run
 
+pytestmark = pytest.mark.slow
+
 PAGE = DOCS / "outside-pytest.md"
 
 
@@ -187,6 +189,7 @@ def test_the_examples_of_the_page_run(examples):
     assert list(load(examples / "mem.json")) == ["train step", "train step::first"]  # type: ignore[arg-type]
 
 
+@pytest.mark.nightly
 def test_the_job_of_the_page_runs(examples):
     done = run(examples, "ranks.py")
     assert done.returncode == 0, done.stderr
@@ -198,6 +201,7 @@ def test_the_unittest_of_the_page_runs(examples):
     assert done.stderr.endswith("OK\n")
 
 
+@pytest.mark.nightly
 def test_the_commands_of_the_page_run(examples):
     (command,) = [
         line for block in blocks(PAGE, "sh") for line in block.splitlines() if "torchrun" in line

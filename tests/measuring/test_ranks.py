@@ -17,6 +17,8 @@ from pytest_torchmem.values.measured import Rank
 from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.units import MiB
 
+pytestmark = pytest.mark.slow
+
 
 def held(mib: int, module: str, line: int) -> Contributor:
     source = Source("src/stage.py", line, "forward")

@@ -25,6 +25,8 @@ from pytest_torchmem.values.static_graph import (
     StaticStorage,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, tmp_path):

@@ -14,6 +14,8 @@ from pytest_torchmem.values.results import Result
 from tests.analysis.storages.small_programs import PROGRAMS
 from tests.measured import measured
 
+pytestmark = pytest.mark.slow
+
 Measure = Callable[[Callable[[], object]], Result]
 
 

@@ -12,6 +12,8 @@ import pytest
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from tests.measured import measured
 
+pytestmark = pytest.mark.slow
+
 MEASURED = """
 import atexit, os, sys, threading
 import torch

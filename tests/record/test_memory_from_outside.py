@@ -6,10 +6,13 @@ import copy
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from pytest_torchmem.values.contributors import Category
 from tests.measured import measured
+
+pytestmark = pytest.mark.slow
 
 MiB = 2**20
 

@@ -21,6 +21,8 @@ from pytest_torchmem.record.profiled.python_calls import library_paths
 from pytest_torchmem.values.contributors import Source
 from tests.measured import measured
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def own_profile_function() -> Iterator[None]:

@@ -22,6 +22,8 @@ from pytest_torchmem.values.errors import TraceError
 from pytest_torchmem.values.trace import MarkKind, Trace
 from tests.measured import measured
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -33,6 +33,8 @@ from pytest_torchmem.record.torch_api import autograd, compiler, profiler
 from pytest_torchmem.values.trace import Role, Trace
 from tests.measured import measured
 
+pytestmark = pytest.mark.slow
+
 
 def recorded(body: Callable[[], object]) -> Trace:
     recorder = Recorder(torch.device("cpu"))

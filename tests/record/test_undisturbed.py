@@ -21,6 +21,8 @@ from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd, compiler
 from tests.measured import measured
 
+pytestmark = [pytest.mark.slow, pytest.mark.compiles]
+
 
 def both(body: Callable[[], Any]) -> tuple[Any, Any]:
     """What a body returns without a measurement and within one."""

@@ -20,6 +20,8 @@ import pytest
 HERE = Path(__file__).parent
 
 pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(
         sys.platform != "linux" or platform.machine() != "x86_64" or not shutil.which("cc"),
         reason="needs a C compiler, and torch's allocator to be glibc's",

@@ -9,7 +9,7 @@ import pytest
 
 from tests.documents import DOCS, ROOT, blocks, run
 
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("gpu")]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from pytest_torchmem import measure
 from pytest_torchmem.simulate import build
 
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("gpu")]
 
 CUDA = "cuda"
 # As nvcc has it for `__global__ void keep(const float* scores, long* kept)`.

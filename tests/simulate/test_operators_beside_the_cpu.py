@@ -95,6 +95,7 @@ def test_an_operator_computes_what_the_cpu_computes(name):
     check(name)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", [name for name in sorted(OPERATORS) if name not in LISTED and name not in SAMPLE]
 )

@@ -15,6 +15,8 @@ import pytest
 
 from tests.documents import ROOT, has_simulated_gpu, require_the_pinned_torch_on_a_cpu
 
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+
 PEAKS = Path(__file__).parents[1] / "data" / "simulated_peaks.json"
 SIMULATE = (sys.executable, "-m", "pytest_torchmem", "simulate", "--gpu", "H100", "--")
 

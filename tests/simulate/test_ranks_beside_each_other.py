@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 PROGRAM = """
 import os, sys
 import torch, torch.distributed as dist

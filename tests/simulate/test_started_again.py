@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("gpu")]
 
 PLAIN = ("-p", "no:asyncio", "-p", "no:cacheprovider")
 OPTION = "--torchmem-simulate=L4"

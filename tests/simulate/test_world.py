@@ -8,6 +8,8 @@ from pytest_torchmem.simulate.gpus import parse_gpu
 from pytest_torchmem.simulate.process import World, parse_world
 from pytest_torchmem.values.errors import SimulationError
 
+pytestmark = pytest.mark.nightly
+
 PROGRAM = """
 import os
 import torch, torch.distributed as dist

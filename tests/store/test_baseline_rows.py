@@ -3,6 +3,7 @@
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +44,7 @@ def entries(draw):
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.dictionaries(KEYS, entries(), min_size=1, max_size=3))
 def test_whatever_is_written_is_read_back_and_written_as_it_was(stored):

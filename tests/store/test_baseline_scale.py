@@ -4,6 +4,8 @@ import subprocess
 
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+
 pytest.importorskip("xdist")
 
 MODULES, TESTS = 20, 100

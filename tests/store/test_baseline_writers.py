@@ -31,6 +31,7 @@ for number in range(25):
 """
 
 
+@pytest.mark.slow
 def test_four_processes_at_once_lose_nothing(tmp_path):
     path = tmp_path / "__torchmem__" / "a.json"
     script = tmp_path / "writer.py"

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+
 HERE = Path(__file__).parent
 INI = """
 [pytest]

@@ -11,6 +11,8 @@ import pytest
 from tools.mutations import Tests as CoveringTests
 from tools.mutations import draw, is_noticed, mutations_of, run
 
+pytestmark = pytest.mark.slow
+
 SOURCE = b"""\
 from typing import TYPE_CHECKING
 

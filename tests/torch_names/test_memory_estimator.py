@@ -32,7 +32,7 @@ from tests.fx_graphs import (
 )
 from tests.torch_names.pairs import PROGRAMS, pair_of
 
-pytestmark = needs_torchs
+pytestmark = [pytest.mark.slow, pytest.mark.compiles, needs_torchs]
 
 GIVEN = ("placeholder", "get_attr", "output")
 

@@ -29,6 +29,8 @@ from tests.torch_names.programs import (
 )
 from tests.torch_names.record_expectations import FILE
 
+pytestmark = pytest.mark.slow
+
 RECORDED = json.loads(FILE.read_text(encoding="utf-8"))
 
 

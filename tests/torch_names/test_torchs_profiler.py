@@ -12,6 +12,8 @@ from pytest_torchmem.torch_names import utils
 from pytest_torchmem.torch_names.profiler import profile, record_function, schedule
 from pytest_torchmem.values.errors import DeviceError
 
+pytestmark = pytest.mark.slow
+
 
 def test_averages_are_torchs_under_torchs_names() -> None:
     with profile(profile_memory=True) as finished, record_function("label"):

@@ -23,6 +23,8 @@ from pytest_torchmem.allocator import (
 from pytest_torchmem.analysis.caching_allocator import expandable
 from pytest_torchmem.values.units import KiB, MiB
 
+pytestmark = pytest.mark.slow
+
 CONFS = (
     "",
     "roundup_power2_divisions:4",

@@ -17,6 +17,8 @@ from pytest_torchmem.analysis.events.op_tree import ModulePaths
 from pytest_torchmem.values.contributors import Contributor, Phase
 from tests.measured import profile_of
 
+pytestmark = pytest.mark.slow
+
 SIZE = 4096
 
 

@@ -20,6 +20,8 @@ from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.values.contributors import Category, Phase
 from tests.measured import profile_of
 
+pytestmark = [pytest.mark.slow, pytest.mark.compiles]
+
 FLOAT = 4
 # A float of 64 x 64: what the programs below are made of.
 SQUARE = 64 * 64 * FLOAT
@@ -428,6 +430,7 @@ def test_every_basic_workload_has_its_claim():
     assert set(CLAIMS.values()) == {*workloads.BASIC, *workloads_autograd.AUTOGRAD}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])
 def test_labels_are_right_for_transformers(name):
     pytest.importorskip("transformers")
@@ -440,6 +443,7 @@ def test_labels_are_right_for_transformers(name):
     assert row.ours.unknown_share <= 0.001
 
 
+@pytest.mark.nightly("inductor_mlp", "inductor_transformer", "inductor_checkpoint")
 @pytest.mark.parametrize(
     "name",
     [

@@ -10,6 +10,8 @@ import torch
 from tests.analysis.storages.small_programs import PROGRAMS
 from tests.measured import measured
 
+pytestmark = [pytest.mark.slow, pytest.mark.compiles]
+
 TIMES = 3
 OFTEN = 10
 """How often a program is measured in which other tensors become a model's."""

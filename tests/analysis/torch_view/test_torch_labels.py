@@ -21,6 +21,8 @@ from pytest_torchmem.analysis.torch_view.torch_timeline import TorchMemoryProfil
 from pytest_torchmem.record.profiled.from_profiler import trace_of
 from pytest_torchmem.values.errors import DeviceError, MarkerError, ReportError
 
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+
 
 def profiled(body: Any) -> Any:
     with profile(

@@ -4,6 +4,8 @@ import subprocess
 
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.searches(with_optimizers=True)]
+
 pytest.importorskip("torch")
 
 BODIES = """

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.searches(with_optimizers=True)]
+
 pytest.importorskip("torch")
 
 BODIES = """

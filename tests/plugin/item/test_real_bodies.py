@@ -11,6 +11,8 @@ pytest.importorskip("torch")
 from pytest_torchmem.measuring import body_measurement
 from pytest_torchmem.record import devices, environment
 
+pytestmark = [pytest.mark.slow, pytest.mark.searches(with_optimizers=True)]
+
 BODIES = """
 import asyncio
 import unittest

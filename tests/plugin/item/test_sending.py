@@ -100,6 +100,7 @@ def pytest_terminal_summary(terminalreporter):
 """
 
 
+@pytest.mark.slow
 def test_where_memory_comes_from_is_looked_for_where_somebody_wants_it(
     torch_pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def test_what_is_removed_is_said(project):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -63,6 +64,7 @@ def test_a_module_that_is_not_run_as_a_whole_loses_nothing(project, arguments):
     assert totals(project) == BEFORE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -161,6 +163,7 @@ def test_words_after_an_update_are_told_how_to_write_them(sized, monkeypatch):
     refused(" in addopts of tox.ini")
 
 
+@pytest.mark.slow
 def test_a_module_with_classes_is_run_whole_like_any_other(project):
     both = "@pytest.mark.memory_baseline\nclass TestNet:\n    def test_stays(self): use(MiB)\n"
     project.write(both + "    def test_goes(self): use(MiB)\n")

@@ -9,6 +9,8 @@ import threading
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pty = pytest.importorskip("pty")  # not on Windows
 fcntl = pytest.importorskip("fcntl")
 termios = pytest.importorskip("termios")

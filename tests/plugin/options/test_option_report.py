@@ -188,6 +188,7 @@ def test_each_outcome_is_told(project):
     }
 
 
+@pytest.mark.slow
 def test_workers_send_their_timelines_and_the_controller_writes(two):
     two.run_in_workers(2, "--torchmem-report=run.json").assert_outcomes(passed=2, failed=1)
     run = read_run(two.path / "run.json")
@@ -195,6 +196,7 @@ def test_workers_send_their_timelines_and_the_controller_writes(two):
     assert len(run.tests) == 2
 
 
+@pytest.mark.slow
 def test_a_worker_sends_the_recording_of_a_failed_test(two):
     two.run_in_workers(2, "--torchmem-report=out")
     (trace,) = (two.path / "out/tests").glob("*.trace")

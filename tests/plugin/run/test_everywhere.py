@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_method_of_a_test_case_is_measured(project):
     project.write(

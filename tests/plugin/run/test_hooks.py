@@ -94,6 +94,7 @@ KV_CACHE = """
 """
 
 
+@pytest.mark.slow
 @needs_torch
 def test_the_guides_pass_labels_a_cache_and_the_failure_tells_its_reason(torch_pytester):
     _, guide = blocks(DOCS / "guides" / "hooks.md", "python")
@@ -104,6 +105,7 @@ def test_the_guides_pass_labels_a_cache_and_the_failure_tells_its_reason(torch_p
     result.stdout.fnmatch_lines(["*buffer peaked at 28.0 KiB, *(the KV cache) from aten::cat*"])
 
 
+@pytest.mark.slow
 @needs_torch
 def test_a_pass_that_raises_is_named_at_the_end_and_no_test_fails(torch_pytester):
     torch_pytester.makeconftest(

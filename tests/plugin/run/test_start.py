@@ -36,6 +36,7 @@ def test_a_run_without_a_measured_test_loads_what_registers_the_plugin_and_no_mo
     assert loaded(test="def test_a(): pass", tmp_path=tmp_path) == LEAN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "test"),
     [
@@ -60,6 +61,7 @@ def test_every_change_that_can_be_stored_can_be_accepted():
     assert set(ACCEPTABLE) == set(Change) - not_stored
 
 
+@pytest.mark.slow
 def test_tests_of_plugins_that_run_pytest_in_their_own_process_are_measured(pytester):
     """Pytester forgets what such a run has imported, and torch cannot register operators twice."""
     pytester.makeconftest("pytest_plugins = 'pytester'")

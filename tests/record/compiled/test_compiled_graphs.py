@@ -13,6 +13,8 @@ import torch
 from pytest_torchmem.record.compiled.compiled_graphs import CompiledGraphs, user_frame
 from pytest_torchmem.values.contributors import Source
 
+pytestmark = [pytest.mark.slow, pytest.mark.compiles]
+
 
 def add_one(x: torch.Tensor) -> torch.Tensor:
     return x.relu() + 1

@@ -21,6 +21,8 @@ from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.contributors import Contributor, Phase
 from tests.measured import profile_of
 
+pytestmark = [pytest.mark.slow, pytest.mark.compiles]
+
 # The second is a debugging backend: it runs a graph's Python code.
 BACKENDS = ["eager", "aot_eager", "inductor"]
 
@@ -88,6 +90,7 @@ def one(found: tuple[Contributor, ...], operator: str, module: str, phase: Phase
     return only
 
 
+@pytest.mark.nightly("inductor")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_forward_allocation_names_operator_module_and_line(backend: str) -> None:
     found = compiled_before(backend)
@@ -112,6 +115,7 @@ def test_a_backward_allocation_names_the_line_it_is_the_gradient_of(backend: str
     assert sum(c.size_bytes for c in found) >= (2 * 64 * 16 + 32 * 64) * 4
 
 
+@pytest.mark.nightly("compiled_again")
 @pytest.mark.parametrize("again", [True, False], ids=["compiled_again", "same_code"])
 def test_a_model_that_is_gone_is_not_mistaken_for_the_living_one(again: bool) -> None:
     torch.compiler.reset()

@@ -8,6 +8,8 @@ import pytest
 
 from pytest_torchmem.record.compiled.inductor import Kernel, kernels_by_line
 
+pytestmark = pytest.mark.compiles
+
 CPU = """\
 cpp_fused_gelu_1 = async_compile.cpp_pybinding(['const float*', 'float*'], r'''
 ''')
@@ -63,11 +65,13 @@ def kernel_at(tmp_path: Path):
     return find
 
 
+@pytest.mark.slow
 def test_a_buffer_belongs_to_the_first_kernel_that_is_given_it(kernel_at):
     assert kernel_at(CPU, "buf2 =") == Kernel("aten::addmm", ("h", "h_1"))
     assert kernel_at(TRITON, "buf0 =") == Kernel("aten::relu+mylib::scale", ("x",))
 
 
+@pytest.mark.slow
 def test_views_are_named_only_where_there_is_nothing_else(kernel_at):
     assert kernel_at(CPU.replace(", aten.addmm", ""), "buf2 =") == Kernel("aten::t", ("h", "h_1"))
 

@@ -38,7 +38,7 @@ from tests.fx_graphs import (
     trace,
 )
 
-pytestmark = needs_torchs
+pytestmark = [pytest.mark.slow, pytest.mark.compiles, needs_torchs]
 
 
 def assert_same_profile(module: torch.fx.GraphModule) -> None:

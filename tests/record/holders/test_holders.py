@@ -26,6 +26,8 @@ from pytest_torchmem.record.holders.search import NO_TENSOR, Kept, find_holders
 from pytest_torchmem.record.owners.places import storages_of
 from pytest_torchmem.values.results import Fate
 
+pytestmark = [pytest.mark.slow, pytest.mark.searches]
+
 #: Each search looks at all of the heap: as many as prove the point, and not as many as users get.
 SEARCHES = 3
 

@@ -18,6 +18,8 @@ from pytest_torchmem.record.holders.local_variables import OBJECTS, places_held_
 from pytest_torchmem.record.holders.search import young_garbage
 from pytest_torchmem.record.owners.places import places_of
 
+pytestmark = pytest.mark.searches
+
 
 class Model(torch.nn.Module):
     def __init__(self):
@@ -34,6 +36,7 @@ def way_to(place):
     return places_held_now()[0].get(place, "")
 
 
+@pytest.mark.slow
 def test_a_tensor_is_found_by_the_variable_that_leads_to_it():
     kept = torch.ones(3)
     assert way_to(*places_of(kept[1:])).startswith("kept in test_a_tensor_is_found_by")

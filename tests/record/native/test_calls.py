@@ -21,6 +21,8 @@ from pytest_torchmem.record.native.library import Library
 from pytest_torchmem.record.native.row_reader import RowReader, resolved
 from pytest_torchmem.values.trace import EventKind
 
+pytestmark = pytest.mark.slow
+
 Call = tuple[str, str, int]
 """A function, its file, and the line on which it is."""
 

@@ -25,6 +25,8 @@ from pytest_torchmem.record.native.compiled_library import (
 )
 from pytest_torchmem.record.native.row_reader import RowReader
 
+pytestmark = pytest.mark.slow
+
 CHOOSE = """
 import json, torch
 from pytest_torchmem.record.native import choice, compiled_library, self_test
@@ -135,6 +137,7 @@ def minor() -> str:
     return ".".join(torch.__version__.split(".")[:2])
 
 
+@pytest.mark.nightly
 def test_a_real_compiler_builds_one_that_works(machine: Machine) -> None:
     """All tests use one that was compiled at some time; this one is."""
     (real,) = find_compiler_of_session()

@@ -11,6 +11,8 @@ import pytest
 from pytest_torchmem.record.native.compiled_library import OBSERVER
 from tools.python_offsets import missing, offsets
 
+pytestmark = pytest.mark.slow
+
 ROWS = {
     int(row.split(",")[0][1:]): row
     for row in re.findall(r"\{1\d(?:, -?\d+){14}\}", (OBSERVER.sources / "calls.cpp").read_text())

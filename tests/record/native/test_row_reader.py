@@ -12,6 +12,8 @@ from pytest_torchmem.values import packed
 from pytest_torchmem.values.packed import PackedTable
 from tests.measured import measured, profile_of
 
+pytestmark = pytest.mark.slow
+
 
 def body() -> None:
     x = torch.ones(64, 64, requires_grad=True)

@@ -11,6 +11,8 @@ from pytest_torchmem.record.holders.search import _held_by
 from pytest_torchmem.record.owners.autograd_graph import graph_holdings, nodes_below
 from pytest_torchmem.record.owners.places import places_of, tensors_within
 
+pytestmark = pytest.mark.searches(with_optimizers=True)
+
 
 def held_by(*roots: object) -> tuple[list[int], list[int]]:
     """Pointers of the saved tensors and of the leaves."""

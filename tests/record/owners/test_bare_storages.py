@@ -12,6 +12,8 @@ from pytest_torchmem import measure
 from pytest_torchmem.values.errors import LimitError
 from tests.measured import measured
 
+pytestmark = [pytest.mark.slow, pytest.mark.searches(with_optimizers=True)]
+
 CACHE: dict[str, object] = {}
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from tests.measured import measured
+
+pytestmark = pytest.mark.searches(with_optimizers=True)
 
 MiB = 2**20
 

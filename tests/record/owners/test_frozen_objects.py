@@ -6,6 +6,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.searches(with_optimizers=True)]
+
 # Nothing else of this process should be frozen, and a freeze cannot be undone.
 PROGRAM = """
 import gc, json, sys, types, weakref

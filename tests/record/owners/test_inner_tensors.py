@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_map
 from pytest_torchmem.record.owners.places import storages_of
 from tests.measured import measured
 
+pytestmark = pytest.mark.searches(with_optimizers=True)
+
 SIDE = 128
 WEIGHT = 4 * SIDE * SIDE
 

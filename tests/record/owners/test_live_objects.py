@@ -17,6 +17,8 @@ from pytest_torchmem.record.native.choice import Choice
 from pytest_torchmem.record.owners import live_objects
 from pytest_torchmem.record.owners.live_objects import Census, SwapWatch
 
+pytestmark = [pytest.mark.slow, pytest.mark.searches(with_optimizers=True)]
+
 
 class Base:
     pass

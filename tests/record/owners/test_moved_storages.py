@@ -11,6 +11,8 @@ from torch.distributed.utils import _alloc_storage, _free_storage
 
 from pytest_torchmem import measure
 
+pytestmark = pytest.mark.searches(with_optimizers=True)
+
 KIB = 1024
 
 

@@ -24,6 +24,8 @@ from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.values.trace import CREATE_GRAPH, MarkKind, Ownership
 from tests.measured import measured
 
+pytestmark = pytest.mark.searches(with_optimizers=True)
+
 
 class Watched:
     """A watch at work, and what it has noted."""

@@ -20,7 +20,7 @@ from tests.measured import measured
 OURS = str(Path(pytest_torchmem.__file__).parent)
 Program = Callable[[], Callable[[], torch.Tensor]]
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.compiles, pytest.mark.filterwarnings("ignore")]
 
 
 class Encoder(nn.Module):

@@ -22,6 +22,8 @@ from pytest_torchmem.record.patches.compiled_code import CompilationWatch
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import compiler, profiler
 
+pytestmark = [pytest.mark.slow, pytest.mark.compiles]
+
 HOW_IT_WORKS = Path(__file__).parents[3] / "docs" / "how-it-works.md"
 
 

@@ -15,6 +15,8 @@ from pytest_torchmem import measure
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.values.results import Peak, Result
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def swapping() -> Iterator[None]:

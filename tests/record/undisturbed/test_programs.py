@@ -17,11 +17,11 @@ from tests.record.undisturbed.state import NIGHTLY, PROGRAMS, ended, hears_calls
 for file in sorted(Path(__file__).parent.glob("programs_*.py")):
     importlib.import_module(f"tests.record.undisturbed.{file.stem}")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.compiles, pytest.mark.filterwarnings("ignore")]
 
 
 def named(name):
-    return pytest.param(name, id=f"nightly-{name}" if name in NIGHTLY else name)
+    return pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name
 
 
 @pytest.fixture(scope="module", autouse=True)

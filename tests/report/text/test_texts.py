@@ -163,6 +163,7 @@ def test_no_name_is_markup():
     assert r"see \#1 &lt;img&gt; @<!-- -->all \| \*bold\*" in rows[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1_000, 5_000, COMMENT_LIMIT])
 def test_a_comment_fits_and_says_what_it_leaves_out(limit):
     many = tuple(
@@ -190,6 +191,7 @@ def rendered(text):
     return markdown_it.MarkdownIt("commonmark").enable("table").render(text)
 
 
+@pytest.mark.slow
 def test_failures_keep_their_sentences_beside_thousands_of_tests_that_are_well():
     failed = tuple(named(f"test_bad[{n}]", "failed") for n in range(3))
     run = RunReport((*failed, *(named(f"test_{n}") for n in range(2_000))))
@@ -202,6 +204,7 @@ def test_failures_keep_their_sentences_beside_thousands_of_tests_that_are_well()
     assert f"... and {2_000 - shown} more tests" in text
 
 
+@pytest.mark.slow
 def test_the_summary_of_a_job_is_below_github_s_limit_in_bytes():
     names = [f"test_größe[日本語-{n}-{'🙂' * 120}]" for n in range(2_000)]
     states = ["failed" if n % 4 == 0 else "ok" for n in range(2_000)]

@@ -10,6 +10,8 @@ from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import EventKind
 from tests.trace_processor import ask, fetched
 
+pytestmark = pytest.mark.slow
+
 ERRORS = "select name, value from stats where severity in ('error', 'data_loss') and value > 0"
 COUNTERS = """select track.name as name, ts, value, process.name as process from counter
   join process_counter_track track on counter.track_id = track.id
