@@ -76,5 +76,4 @@ class Tables:
     tensors: Table
     allocations: Table
     module_calls: Table
-    overloads: Table
     details: Table = field(default_factory=lambda: np.empty(0, DETAIL))

@@ -246,7 +246,6 @@ class Recorder:
             tensors=tables.tensors,
             allocations=tables.allocations,
             module_calls=tables.module_calls,
-            overloads=tables.overloads,
             details=tables.details,
             marks=marks,
             owners=owners,

@@ -30,7 +30,7 @@ COLUMNS: Final = {"work": WORK, "state": STATE}
 """The numbers in the rows of each kind. Most changes of code change one row of the two: what a step
 works with, or what a model holds."""
 
-KINDS: Final = {**COLUMNS, RESERVED: ("reserved", "reserved_before", "active_before")}
+KINDS: Final = {**COLUMNS, RESERVED: ("reserved", "free_before")}
 """The same with the row that only a simulated GPU adds: see `Reserved`."""
 
 _WORDS: Final = {category.value: category.value.replace("_", " ") for category in Category}
@@ -104,7 +104,7 @@ def entry_lines(key: str, numbers: Numbers) -> list[str]:
         pieces = enumerate(_pieces(key, name), 1)
         rows = [*([name, "id", number, text] for number, text in pieces), *rows]
     rows += ([name, kind, *columns_of(numbers, kind)] for kind in COLUMNS)
-    if numbers.reserved.peak:
+    if numbers.reserved != Reserved():
         rows.append([name, RESERVED, *astuple(numbers.reserved)])
     return [*map(row_line, rows)]
 

@@ -95,26 +95,21 @@ def overall(changes: Collection[Change]) -> Change:
 
 @dataclass(frozen=True, slots=True)
 class Reserved(JsonFields):
-    """What an allocator reserved at most, and the state that the body found it in, in bytes.
+    """What an allocator reserved at most for a body, and what it had free before, in bytes.
 
-    All are 0 where another run may count otherwise: on a GPU that is no simulated one.
+    Both are 0 where another run may count otherwise: on a GPU that is no simulated one.
     """
 
-    peak: int = 0
-    before: int = 0
-    active_before: int = 0
+    added: int = 0
+    free_before: int = 0
 
     @classmethod
     def measured(cls, result: Result) -> Reserved:
         counters = result.counters
         if counters is None or not counters.repeatable:
             return cls()
-        return cls(counters.reserved, counters.reserved_before, counters.active_before)
-
-    @property
-    def found(self) -> tuple[int, int]:
-        """What the body found: another start may lead to another peak."""
-        return self.before, self.active_before
+        added = counters.reserved - counters.reserved_before
+        return cls(added, counters.reserved_before - counters.active_before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +164,7 @@ class BaselineEntry(JsonFields):
 class Numbers:
     """The numbers of an entry that are compared: the peak, that of each category, the retained.
 
-    What is reserved is compared where a body finds the allocator as it was found before. It tells
-    no two entries apart.
+    What is reserved depends on the room that the body finds. It tells no two entries apart.
     """
 
     total: int
@@ -194,7 +188,7 @@ class Numbers:
         What is reserved is the last, where it is known.
         """
         peaks = ((category._value_, amount) for category, amount in self.peaks.items())
-        reserved = {RESERVED: self.reserved.peak} if self.reserved.peak else {}
+        reserved = {} if self.reserved == Reserved() else {RESERVED: self.reserved.added}
         return {TOTAL: self.total, **dict(peaks), "retained": self.retained, **reserved}
 
     def allowance(self, key: str, allowance: Allowance) -> Allowance:
@@ -202,10 +196,10 @@ class Numbers:
 
         Libraries take as much for themselves in a small test as in a large one. So their workspaces
         widen the allowance of no number but their own. A segment more or less is reserved for a
-        small reason.
+        small reason, and none for what had room in those that were there.
         """
         if key == RESERVED:
-            floor_bytes = max(_SEGMENT_BYTES, allowance.floor_bytes)
+            floor_bytes = max(_SEGMENT_BYTES, allowance.floor_bytes) + self.reserved.free_before
             return replace(allowance, floor_bytes=floor_bytes, floor_share=math.inf)
         if key == Category.WORKSPACE._value_:
             return allowance.at(self.total)
@@ -222,8 +216,6 @@ class Numbers:
     def changes(self, after: Numbers) -> list[ChangedNumber]:
         """Return each number beside the one of a later entry, as far as they can be compared."""
         later = after.by_key
-        if self.reserved.found != after.reserved.found:
-            later.pop(RESERVED, None)
         return [
             ChangedNumber(key, before, later[key])
             for key, before in self.by_key.items()

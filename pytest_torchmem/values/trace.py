@@ -29,16 +29,13 @@ __tracebackhide__ = is_torchmem_error
 # 3: with `Trace.details`; device events have names, devices and streams.
 # 4: without what nobody reads: the session of an event, and the total that is reserved. Ids are
 #    those of one session, and 32 bits are enough.
-FORMAT: Final = 4
+# 5: without the overloads of operators.
+FORMAT: Final = 5
 
 # The text of a BACKWARD_BEGIN mark when the backward pass itself is differentiated.
 CREATE_GRAPH: Final = "create_graph"
 # The text of a STEP mark is whose step it is, this, and the number of the loop.
 LOOP: Final = " loop "
-# Between the names of overloads in a text.
-OVERLOADS_JOIN: Final = ", "
-# How `OVERLOAD` writes `Mutable.NO`, `YES` and `UNKNOWN`.
-LETTERS: Final = "rw?"
 
 
 class EventKind(enum.IntEnum):
@@ -142,7 +139,6 @@ _COLUMNS: Final = {
     "allocations": "event:event keyed:? device:device id:i4 allocation_id:i4 ptr:u8 size_bytes:i8 "
     "requested_bytes:i8 total_allocated:i8",
     "module_calls": "event:event module:u8 class_name:text",
-    "overloads": "event:event names:text writes:text",
     "device_events": "kind:DeviceEventKind correlation:i8 start_ns:i8 end_ns:i8 name:text? "
     "device:i4 stream:i4",
     "details": "event:event text:text? inputs:text? overload:text? correlation:i8",
@@ -175,7 +171,6 @@ TABLES: Final[Mapping[str, np.dtype[np.void]]] = {
 EVENT: Final = TABLES["events"]
 TENSOR: Final = TABLES["tensors"]
 ALLOCATION: Final = TABLES["allocations"]
-OVERLOAD: Final = TABLES["overloads"]
 MODULE_CALL: Final = TABLES["module_calls"]
 DEVICE_EVENT: Final = TABLES["device_events"]
 DETAIL: Final = TABLES["details"]
@@ -206,9 +201,6 @@ class Trace:
             where that is not known.
         module_calls: `MODULE_CALL`, one row for each Python call of an ``nn.Module``; ``module`` is
             the module's ``id()``.
-        overloads: `OVERLOAD`, one row for each event that the profiler takes for an operator.
-            ``names`` are the overloads whose schemas fit its inputs, joined by `OVERLOADS_JOIN`;
-            ``writes`` has one of `LETTERS` for each argument.
         device_events: `DEVICE_EVENT`, what a GPU did and the calls that told it to, where the
             profiler saw any. The ``correlation`` is that of the operator which launched it, 0 for
             none; ``device`` and ``stream`` are numbers, -1 for calls on the CPU.
@@ -238,7 +230,6 @@ class Trace:
     tensors: Table = field(default_factory=np.empty(0, TENSOR).copy)
     allocations: Table = field(default_factory=np.empty(0, ALLOCATION).copy)
     module_calls: Table = field(default_factory=np.empty(0, MODULE_CALL).copy)
-    overloads: Table = field(default_factory=np.empty(0, OVERLOAD).copy)
     device_events: NDArray[np.void] = field(default_factory=np.empty(0, DEVICE_EVENT).copy)
     details: Table = field(default_factory=np.empty(0, DETAIL).copy)
     marks: NDArray[np.void] = field(default_factory=np.empty(0, MARK).copy)

@@ -95,14 +95,14 @@ def test_a_long_key_takes_as_few_rows_as_have_room_for_it():
 
 def test_what_a_simulated_gpu_reserved_has_a_row_of_its_own(tmp_path):
     path, amounts = tmp_path / "a.json", CategoryBytes(activation=5)
-    entry = BaselineEntry(5, amounts, amounts, reserved=Reserved(7, 3, 2))
+    entry = BaselineEntry(5, amounts, amounts, reserved=Reserved(7, 3))
     write_file(
         path, CPU, FileChanges({"test_a": entry, "test_b": BaselineEntry(5, amounts, amounts)})
     )
     rows = [line for line in path.read_text().split("\n") if '"reserved"' in line]
-    assert rows == ['["test_a", "reserved", 7, 3, 2],']
+    assert rows == ['["test_a", "reserved", 7, 3],']
     text = path.read_bytes()
-    assert read_file(path, CPU).entry("test_a", path).reserved == Reserved(7, 3, 2)
+    assert read_file(path, CPU).entry("test_a", path).reserved == Reserved(7, 3)
     assert read_file(path, CPU).entry("test_b", path).reserved == Reserved()
     write_file(path, CPU, FileChanges())
     assert path.read_bytes() == text

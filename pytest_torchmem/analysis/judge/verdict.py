@@ -52,10 +52,12 @@ _SAME_CODE: Final = (
     "; no code of the project has changed since it was stored: --torchmem-repeat=5 says whether it "
     "is stable"
 )
-_OTHER_START: Final = (
-    "reserved memory is not compared with the baseline: other tests or fixtures hold another "
-    "amount on the device than when it was stored"
-)
+_VERBS: Final = {
+    "retained": "retained",
+    "net_retained": "retained a net",
+    "growth": "grew by",
+    RESERVED: "the body reserved",
+}
 # Numbers that memory which was left alive unseen would be part of, whatever it is for.
 _MAY_LACK: Final = ("total", Category.UNKNOWN.value, "retained", "net_retained")
 
@@ -140,8 +142,6 @@ def judge_baseline(
                 allowed=allowed.text_for(number.before_bytes),
             )
             findings.append(_with_cause(finding, result))
-    if stored.reserved.found != measured.reserved.found and stored.reserved.peak:
-        result = replace(result, notes=(*result.notes, _OTHER_START))
     if moved:
         notes = dict.fromkeys((*result.notes, *map(causes.label_note, moved[:_FEW_NOTES])))
         result = replace(result, notes=tuple(notes))
@@ -185,8 +185,10 @@ def _change_less_moved(
     """
     change = allowed.compare(number.after_bytes - elsewhere_bytes, number.before_bytes)
     if number.key == RESERVED:
-        # The segments follow the peak: a growth of their own is what goes beyond its.
+        # The segments follow the peak: a growth of their own is what goes beyond its. A body that
+        # finds room reserves less.
         more_bytes = sides.now.total - sides.reference.numbers.total
+        more_bytes -= sides.now.reserved.free_before if change is Change.SHRUNK else 0
         still = allowed.compare(number.after_bytes - more_bytes, number.before_bytes)
         return change if still is change else Change.WITHIN
     if change is Change.GROWN:
@@ -213,7 +215,7 @@ def _told_saving(saved: ChangedNumber) -> str:
     """Return ``activation peaked at 70.0 MiB, 30 % below the baseline of 100.0 MiB``."""
     measured, baseline = format_apart(saved.after_bytes, saved.before_bytes)
     share = f"{-saved.by_bytes / saved.before_bytes:.0%}".replace("%", " %")
-    verb = "retained" if saved.key == "retained" else f"{words(saved.key)} peaked at"
+    verb = _VERBS.get(saved.key) or f"{words(saved.key)} peaked at"
     return f"{verb} {measured}, {share} below the baseline of {baseline}"
 
 
@@ -276,7 +278,7 @@ def _judge_limit(result: Result, key: str, limit_bytes: int) -> Finding | None:
         if key == "total" and result.interval and (result.at_most or 0) > limit_bytes:
             return _not_judged(FindingKind.UNSEEN, key, limit_bytes, result.interval)
         return _judge_unseen(result, key, limit_bytes, limit_bytes - reading)
-    numbers = _exceeds(result, key, reading, limit_bytes, "the limit of {}")
+    numbers = _exceeds(result, key, reading, limit_bytes, "the limit of {}", is_limit=True)
     finding = Finding(FindingKind.OVER_LIMIT, key, numbers, reading - limit_bytes)
     return _with_cause(finding, result)
 
@@ -352,11 +354,18 @@ def _nothing_read(result: Result, needed: str) -> Finding:
 
 
 def _exceeds(
-    result: Result, key: str, measured_bytes: int, reference_bytes: int, reference: str
+    result: Result,
+    key: str,
+    measured_bytes: int,
+    reference_bytes: int,
+    reference: str,
+    *,
+    is_limit: bool = False,
 ) -> str:
     measured, against = format_apart(measured_bytes, reference_bytes)
-    verbs = {"retained": "retained", "net_retained": "retained a net", "growth": "grew by"}
-    verb = verbs.get(key, f"{words(key)} peaked at")
+    # A limit counts what was there before, too.
+    is_peak = key not in _VERBS or (key == RESERVED and is_limit)
+    verb = f"{words(key)} peaked at" if is_peak else _VERBS[key]
     more = ""
     if key == "growth":
         more = " in most steps" if measured_bytes > result.mean_growth else " per step"

@@ -349,8 +349,7 @@ class Collector:
             except pytest.UsageError as error:
                 self.add_problem(f"nothing is stored: {error}")
                 plans = []
-        shown = updates.progress(plans, "baselines", self.config)
-        if written := [plan for plan in shown if self._is_written(plan)]:
+        if written := [plan for plan in plans if self._is_written(plan)]:
             store.forget()  # what was read before it was written
             entries = (
                 store.stored_entry(plan.path, plan.environment, key)

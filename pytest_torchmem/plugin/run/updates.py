@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import pytest
 
@@ -42,12 +41,6 @@ from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, Window
 
 Place = tuple[Path, tuple[tuple[str, str], ...]]
 """A test module and an environment: one baseline file."""
-
-PATIENCE_S: Final = 1.0
-"""Work that is over by then needs no progress."""
-
-_REFRESH_S: Final = 0.1
-_Item = TypeVar("_Item")
 
 _COMPARED: Final = (Change.SAME, Change.WITHIN, Change.NEW, Change.GROWN, Change.SHRUNK)
 
@@ -427,33 +420,3 @@ def remove(orphan: Orphan) -> None:
     for file in orphan.files:
         file.unlink(missing_ok=True)
         origins_path(file).unlink(missing_ok=True)
-
-
-def progress(
-    items: Sequence[_Item],
-    what: str,
-    config: pytest.Config,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[_Item]:
-    """Yield each item, and say ``baselines: 1200 of 5000`` on one line while it takes long.
-
-    Nothing is written where the output is no terminal, such as the log of a CI job; when the work
-    is over the line is empty again.
-    """
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None or not reporter.isatty or reporter.verbosity < 0:
-        yield from items
-        return
-    start = shown = clock()
-    drawn = False
-    try:
-        for number, item in enumerate(items):
-            now = clock()
-            if now - start >= PATIENCE_S and now - shown >= _REFRESH_S:
-                reporter.rewrite(f"{what}: {number} of {len(items)}", erase=True)
-                shown, drawn = now, True
-            yield item
-    finally:
-        if drawn:
-            reporter.rewrite("", erase=True)
-            reporter.rewrite("")  # what comes next starts at the beginning of the line

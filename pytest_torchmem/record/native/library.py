@@ -101,8 +101,8 @@ class Library:
             )
 
     @cache  # noqa: B019 - there is one library in a process
-    def name(self, number: int) -> tuple[str, str, str | None]:
-        """Return an operator's name, its overload, and how it takes each argument.
+    def name(self, number: int) -> tuple[str, str | None]:
+        """Return an operator's name, and how it takes each argument: ``r`` or ``w``.
 
         The last is None where the name has no schema.
         """
@@ -110,7 +110,7 @@ class Library:
         parts = text.split("\n")
         # A label of the program may have line breaks.
         is_schema = len(parts) == 3 and not parts[2].strip("rw")
-        return (parts[0], parts[1], parts[2]) if is_schema else (text, "", None)
+        return (parts[0], parts[2]) if is_schema else (text, None)
 
     @cache  # noqa: B019
     def code(self, number: int) -> tuple[str, str, int, str]:

@@ -18,9 +18,7 @@ from pytest_torchmem.values.trace import (
     ALLOCATION,
     DETAIL,
     EVENT,
-    LETTERS,
     MODULE_CALL,
-    OVERLOAD,
     TENSOR,
     EventKind,
     Mutable,
@@ -80,7 +78,7 @@ class RowReader:
         events = table_for(len(kinds), EVENT)
         names = np.full(len(kinds), self.strings.number(""), np.int32)
         module_calls, details = self._fill_calls(rows, calls, events, names)
-        overloads, writes = self._fill_operators(rows, operators, events, names)
+        writes = self._fill_operators(rows, operators, events, names)
         events["name"] = names
         del names
         allocations = self._allocations(rows, mentions, ~were_there)
@@ -97,7 +95,7 @@ class RowReader:
         stops[stops == 0] = self._library.now_ns()
         stops[is_memory] = starts[is_memory]
         events["end_ns"] = stops
-        return Tables(events, tensors, allocations, module_calls, overloads, details)
+        return Tables(events, tensors, allocations, module_calls, details)
 
     def _noted(self) -> tuple[_NotedRows, _NotedRows]:
         """Return the rows of all threads, and the mentions in them."""
@@ -146,19 +144,16 @@ class RowReader:
         operators: NDArray[np.int64],
         events: Table,
         names: NDArray[np.int32],
-    ) -> tuple[Table, NDArray[np.int32]]:
-        """Fill the rest of operators.
-
-        Return their overloads, and for each row the operator's number among `_writes`, or -1.
-        """
+    ) -> NDArray[np.int32]:
+        """Fill the rest of operators; return each row's number among `_writes`, or -1."""
         numbers, place = np.unique(rows["name"][operators], return_inverse=True)
         number, known = self.strings.number, []
         self._writes: list[str] = []
         for name in numbers.tolist():
-            text, overload, writes = self._library.name(name)
-            known.append((number(text), writes is not None, number(overload), number(writes or "")))
+            text, writes = self._library.name(name)
+            known.append((number(text), writes is not None))
             self._writes.append(writes or "")
-        table = np.array(known, np.int32).reshape(-1, 4)
+        table = np.array(known, np.int32).reshape(-1, 2)
         names[operators] = table[place, 0]
         scopes = rows["scope"][operators]
         is_operator = (table[place, 1] > 0) & (scopes == Scope.FUNCTION)
@@ -169,12 +164,9 @@ class RowReader:
         whole[operators] = np.minimum(scopes, Scope.OTHER)
         events["scope"] = whole
         events["sequence"] = self._sequences(rows, operators, scopes)
-        overloads = table_for(len(operators), OVERLOAD)
-        overloads["event"], overloads["names"] = operators, table[place, 2]
-        overloads["writes"] = table[place, 3]
         of_rows = np.full(len(names), -1, np.int32)
         of_rows[operators[is_operator]] = place[is_operator]
-        return overloads, of_rows
+        return of_rows
 
     @staticmethod
     def _sequences(
@@ -206,7 +198,7 @@ class RowReader:
         # The letters of all operators in a row, and where each begins; the last one has none.
         counts = np.array([*map(len, self._writes), 0], np.int32)
         starts = np.cumsum(counts) - counts
-        letters = np.array([LETTERS.index(letter) for letter in "".join(self._writes)], np.uint8)
+        letters = np.array(["rw".index(letter) for letter in "".join(self._writes)], np.uint8)
         mutable = np.full(len(events), Mutable.UNKNOWN, np.uint8)
         of_mentions = of_rows[events]
         # A call from TorchScript may come with more than its schema has.

@@ -62,7 +62,6 @@ def trace_of(profile: object, whole: bool = False) -> Trace:
         tensors=tables.tensors,
         allocations=tables.allocations,
         module_calls=tables.module_calls,
-        overloads=tables.overloads,
         device_events=device_events,
         details=tables.details,
         compiled_lines=compiled_lines,

@@ -33,7 +33,6 @@ from pytest_torchmem.values.trace import (
     DETAIL,
     EVENT,
     MODULE_CALL,
-    OVERLOAD,
     EventKind,
     Role,
     Scope,
@@ -135,13 +134,12 @@ class TreeReader:
         module_calls = self._add_owners(tree, kept, events, mentions)
         allocations = self._allocations(tree, events)
         tensors = mentions.table(operators, tree.shapes, allocations, self.device_numbers)
-        overloads = self._overloads(operators, tree)
-        self._settle_unkeyed(mentions, operators, events, tensors, overloads)
+        _settle_unkeyed(mentions, operators, events, tensors)
         # A tensor without identity has no memory, or none that the profiler knows. To take them for
         # one storage would have each say what the others are: an empty result, a parameter.
         tensors = tensors[tensors["keyed"]]
         tensors = tensors[np.argsort(tensors["event"], kind="stable")]
-        return Tables(events, tensors, allocations, module_calls, overloads, details)
+        return Tables(events, tensors, allocations, module_calls, details)
 
     def _fill_operators(self, tree: EventTree, events: NDArray[np.void]) -> None:
         events["name"] = self.strings.number("")
@@ -242,30 +240,21 @@ class TreeReader:
         table["total_allocated"] = allocated
         return table
 
-    def _overloads(self, operators: NDArray[np.int64], tree: EventTree) -> NDArray[np.void]:
-        table = np.empty(len(operators), OVERLOAD)
-        known = [(shape.overloads, shape.writes) for shape in self._shapes.known]
-        texts = np.array(known, np.int32).reshape(-1, 2)[tree.shapes]
-        table["event"], table["names"], table["writes"] = operators, texts[:, 0], texts[:, 1]
-        return table
 
-    def _settle_unkeyed(
-        self,
-        mentions: Mentions,
-        operators: NDArray[np.int64],
-        events: NDArray[np.void],
-        tensors: NDArray[np.void],
-        overloads: NDArray[np.void],
-    ) -> None:
-        """Resolve operators again in which a tensor turned out to have no identity."""
-        for number, operator in mentions.unkeyed.items():
-            row = operators[number]
-            signature = signature_of(operator)
-            events["is_operator"][row] = signature.is_operator
-            mine = tensors["event"] == row
-            arguments = tensors["argument"][mine]
-            tensors["mutable"][mine] = [signature.mutable[a] for a in arguments.tolist()]
-            overloads[number] = row, *map(self.strings.number, signature.texts)
+def _settle_unkeyed(
+    mentions: Mentions,
+    operators: NDArray[np.int64],
+    events: NDArray[np.void],
+    tensors: NDArray[np.void],
+) -> None:
+    """Resolve operators again in which a tensor turned out to have no identity."""
+    for number, operator in mentions.unkeyed.items():
+        row = operators[number]
+        signature = signature_of(operator)
+        events["is_operator"][row] = signature.is_operator
+        mine = tensors["event"] == row
+        arguments = tensors["argument"][mine]
+        tensors["mutable"][mine] = [signature.mutable[a] for a in arguments.tolist()]
 
 
 def _rows_of(events: NDArray[np.void], kind: EventKind) -> NDArray[np.int64]:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from pytest_torchmem.record.recorded_tables import StringTable
 from pytest_torchmem.record.torch_api import dispatcher, profiler
-from pytest_torchmem.values.trace import LETTERS, OVERLOADS_JOIN, Mutable, Role
 from pytest_torchmem.values.trace import TENSOR as TENSOR_ROW
+from pytest_torchmem.values.trace import Mutable, Role
 
 #: Allocation id, id, device, pointer, bytes, and the allocator's total of allocated bytes.
 Allocation: TypeAlias = tuple[int, int | None, torch.device, int, int, int]
@@ -54,12 +54,6 @@ class Signature:
     is_operator: bool
     mutable: tuple[Mutable, ...]
     overloads: tuple[str, ...] = ()
-
-    @property
-    def texts(self) -> tuple[str, str]:
-        """The overloads, and a letter for each argument."""
-        letters = "".join(LETTERS[mutable] for mutable in self.mutable)
-        return OVERLOADS_JOIN.join(self.overloads), letters
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +150,12 @@ class InputShape:
         is_operator: A schema of the name fits the inputs.
         arguments: Which argument each tensor among them stands in.
         mutable: `Mutable` of each tensor.
-        overloads, writes: `trace.OVERLOAD`'s columns, as numbers of strings.
     """
 
     name: int
     is_operator: bool
     arguments: tuple[int, ...]
     mutable: tuple[int, ...]
-    overloads: int
-    writes: int
 
 
 class InputShapes:
@@ -197,9 +188,7 @@ class InputShapes:
                 _SIGNATURES[name, exact] = found
         signature, arguments = found
         mutable = tuple(int(signature.mutable[a]) for a in arguments)
-        number, is_operator = self._strings.number, signature.is_operator
-        texts = map(number, signature.texts)
-        return InputShape(number(name), is_operator, arguments, mutable, *texts)
+        return InputShape(self._strings.number(name), signature.is_operator, arguments, mutable)
 
 
 def signature_of(operator: profiler.TorchOpFields) -> Signature:

@@ -86,7 +86,7 @@ class ProfiledObserver:
         self._parts.clear()
 
 
-_ABOUT_EVENTS = ("tensors", "allocations", "module_calls", "overloads", "details")
+_ABOUT_EVENTS = ("tensors", "allocations", "module_calls", "details")
 
 
 def joined(parts: Sequence[Tables]) -> Tables:

@@ -287,7 +287,7 @@ def _change_row(change: BaselineChange) -> tuple[str, ...]:
     told = change.told_by
     before, now = format_apart(told.before_bytes, told.after_bytes)
     share = format_share(told.after_bytes - told.before_bytes, told.before_bytes)
-    if change.change is Change.NEW:
+    if change.change is Change.NEW and change.before_bytes in (0, change.after_bytes):
         before, share = "-", ""
     if change.change is Change.UNUSED:
         now, share = "-", ""

@@ -116,6 +116,12 @@ def test_a_test_with_other_numbers_is_known_by_its_code_and_compared(project):
     told.stdout.fnmatch_lines(["*110.0 MiB, +100.0 MiB (+1,000 %) over the baseline of 10.0 MiB*"])
 
 
+def test_a_dry_run_shows_both_numbers_of_a_renamed_test(project):
+    renamed(project, offset=100)
+    told = project.update("--torchmem-dry-run", "--torchmem-accept=new")
+    told.stdout.fnmatch_lines(["renamed *test_new[[]10] (was test_old[[]10])*10.0 MiB*110.0 MiB*"])
+
+
 def test_an_update_stores_a_renamed_test_that_grew_as_grown_and_never_as_new(project):
     renamed(project, offset=100)
     told = project.update()
