@@ -209,6 +209,18 @@ def test_torch_behind_a_link_is_no_code_of_the_users(
     assert str(folder.resolve()) in library_paths()
 
 
+def test_torch_whose_files_are_links_is_no_code_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(torch.__file__).parent
+    (tmp_path / "torch").mkdir()
+    for entry in folder.iterdir():
+        (tmp_path / "torch" / entry.name).symlink_to(entry)
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    monkeypatch.setattr(torch.nn, "__file__", str(tmp_path / "torch" / "nn" / "__init__.py"))
+    assert str(folder.resolve()) in library_paths()
+
+
 def test_a_failed_import_shows_no_frame_of_ours() -> None:
     def body() -> None:
         with pytest.raises(ModuleNotFoundError) as caught:
@@ -313,24 +325,6 @@ def test_behind_a_link_no_frame_of_torchs_is_the_users(tmp_path: Path) -> None:
         [sys.executable, str(script)], capture_output=True, text=True, check=False
     )
     assert done.stdout.split() == [str(tmp_path / "torch" / "__init__.py"), str(script)]
-
-
-_IMPORTS_BESIDE_A_THREAD = """
-import threading, torch
-from pytest_torchmem import measure
-
-stop = threading.Event()
-other = threading.Thread(target=stop.wait, daemon=True)
-other.start()
-with measure("a", device="cpu") as a:
-    x = torch.ones(10)
-    from torch.distributed.fsdp import MixedPrecision
-    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-    import sqlite3, xmlrpc.client, mailbox
-stop.set()
-other.join()
-print(a.peak.total, ShardedGradScaler.__name__)
-"""
 
 
 def test_none_keeps_its_references_where_tensors_have_no_memory():

@@ -237,8 +237,9 @@ def _libraries(searched: tuple[str, ...]) -> list[str]:
     folders.add(str(Path(__file__).resolve().parents[2]))
     # Packages lie outside of a virtual environment, too, where it sees those of the system.
     folders.update(e for e in searched if Path(e).name in ("site-packages", "dist-packages"))
-    # torch may have been built from source and lie elsewhere.
+    # torch may lie elsewhere, built from source, or its folder be one of links to where it lies.
     folders.add(str(Path(torch.__file__).parent))
+    folders.add(str(Path(torch.nn.__file__).resolve().parents[1]))
     # A link may lead there, and the paths of frames are resolved.
     return sorted(folders | {str(Path(folder).resolve()) for folder in folders})
 
