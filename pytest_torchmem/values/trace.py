@@ -24,12 +24,7 @@ from pytest_torchmem.values.units import Device, printable, resolve_device
 
 __tracebackhide__ = is_torchmem_error
 
-# 1: first format.
-# 2: with `Trace.overloads`, which is empty in what a trace of format 1 gives.
-# 3: with `Trace.details`; device events have names, devices and streams.
-# 4: without what nobody reads: the session of an event, and the total that is reserved. Ids are
-#    those of one session, and 32 bits are enough.
-# 5: without the overloads of operators.
+# A trace of another number is to be recorded again.
 FORMAT: Final = 5
 
 # The text of a BACKWARD_BEGIN mark when the backward pass itself is differentiated.
