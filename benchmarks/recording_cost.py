@@ -156,7 +156,7 @@ def table(repeat: int, large: bool) -> str:
             for side in zip(*runs, strict=True)
         )
         ratio = statistics.median(m[0] / b[0] for b, m in runs)
-        added = f"+{1000 * (full - bare):,.0f} ms"
+        added = f"{1000 * (full - bare):+,.0f} ms"
         rows.append(
             [
                 name,
