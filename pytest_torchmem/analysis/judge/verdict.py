@@ -118,7 +118,6 @@ def judge_baseline(
     changes: set[Change] = set()
     findings: list[Finding] = []
     sides = _Sides(result, reference, code)
-    told_as = f"the baseline{f' for {environment}' if environment else ''} of {{}}"
     measured = Numbers.measured(result)
     numbers = [n for n in stored.changes(measured) if n.by_bytes]
     # What grew first: it says what a category that shrank has lost to another.
@@ -133,15 +132,7 @@ def judge_baseline(
         if change is Change.SHRUNK:
             shrunk.append(number)
         if change is Change.GROWN:
-            finding = Finding(
-                FindingKind.GROWN,
-                number.key,
-                _exceeds(result, number.key, number.after_bytes, number.before_bytes, told_as),
-                number.by_bytes,
-                lines=sides.lines(number.key, number.by_bytes),
-                allowed=allowed.text_for(number.before_bytes),
-            )
-            findings.append(_with_cause(finding, result))
+            findings.append(_grown(number, sides, allowed))
     if moved:
         notes = dict.fromkeys((*result.notes, *map(causes.label_note, moved[:_FEW_NOTES])))
         result = replace(result, notes=tuple(notes))
@@ -169,6 +160,21 @@ def judge_baseline(
         changed=changed,
         lines=lines,
     )
+
+
+def _grown(number: ChangedNumber, sides: _Sides, allowed: Allowance) -> Finding:
+    """Return what is said of a number that grew, with what grew."""
+    result, environment = sides.result, sides.reference.environment
+    told_as = f"the baseline{f' for {environment}' if environment else ''} of {{}}"
+    finding = Finding(
+        FindingKind.GROWN,
+        number.key,
+        _exceeds(result, number.key, number.after_bytes, number.before_bytes, told_as),
+        number.by_bytes,
+        lines=sides.lines(number.key, number.by_bytes),
+        allowed=allowed.text_for(number.before_bytes),
+    )
+    return _with_cause(finding, result)
 
 
 def _change_less_moved(
