@@ -260,8 +260,9 @@ class DataFlowNode:
         """When it started, in nanoseconds."""
         return int(self.event.start_time_ns)
 
-    _event = property(attrgetter("event"))
-    _edges = property(attrgetter("edges"))
+    # Functions of Python: from 3.14 on a class with slots looks at their code.
+    _event = property(lambda node: node.event)
+    _edges = property(lambda node: node.edges)
 
 
 class DataFlowGraph:
