@@ -43,11 +43,30 @@ class _Statement:
     only_defines: bool
 
 
+#: All statements of a file, and those that the other side does not have.
+_Side: TypeAlias = "tuple[list[_Statement], list[_Statement]]"
+
+
 def changed_statements(was: str, now: str) -> tuple[Lines, Lines] | None:
     """Return the lines of what is gone, in the old code, and of what came, in the new one.
 
     None where one of them is no Python.
     """
+    if (sides := _differing(was, now)) is None:
+        return None
+    (before, gone), (after, came) = sides
+    return _telling(gone, after), _telling(came, before)
+
+
+def edited_lines(was: str, now: str) -> tuple[Lines, Lines] | None:
+    """Return what `changed_statements` does, with the lines of what is only defined anew."""
+    if (sides := _differing(was, now)) is None:
+        return None
+    (_, gone), (_, came) = sides
+    return _lines_of(gone), _lines_of(came)
+
+
+def _differing(was: str, now: str) -> tuple[_Side, _Side] | None:
     try:
         before, after = list(_statements(was)), list(_statements(now))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -59,7 +78,7 @@ def changed_statements(was: str, now: str) -> tuple[Lines, Lines] | None:
         if tag != "equal":
             gone += before[start:stop]
             came += after[now_start:now_stop]
-    return _telling(gone, after), _telling(came, before)
+    return (before, gone), (after, came)
 
 
 def renamed_functions(was: str, now: str) -> dict[str, str]:
@@ -95,8 +114,11 @@ def _functions(node: ast.AST, within: str) -> Iterator[tuple[str, list[str]]]:
 
 def _telling(statements: Iterable[_Statement], others: Sequence[_Statement]) -> Lines:
     known = frozenset[str]().union(*(other.names for other in others))
-    told = (s.lines for s in statements if not s.only_defines or s.names & known)
-    return frozenset(line for lines in told for line in lines)
+    return _lines_of(s for s in statements if not s.only_defines or s.names & known)
+
+
+def _lines_of(statements: Iterable[_Statement]) -> Lines:
+    return frozenset(line for statement in statements for line in statement.lines)
 
 
 def _statements(code: str) -> Iterator[_Statement]:

@@ -16,7 +16,12 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple, TypeAlias
 
 from pytest_torchmem.store.baseline_rows import origins_path
-from pytest_torchmem.store.changed_code import changed_statements, renamed_functions
+from pytest_torchmem.store.changed_code import (
+    Lines,
+    changed_statements,
+    edited_lines,
+    renamed_functions,
+)
 from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.findings import CodeLines
 
@@ -189,6 +194,7 @@ class ChangedLines:
         self._then: dict[StoredEntry, _Then] = {}
         self._changes: dict[_Then, Changes] = {}
         self._names: dict[_Then, dict[str, str]] = defaultdict(dict)
+        self._edited: dict[tuple[_Then, str], tuple[Lines, Lines] | None] = {}
         self._untracked: dict[str, str] = {}
 
     def keep(self, entries: Iterable[str]) -> None:
@@ -208,14 +214,14 @@ class ChangedLines:
     def changed_at(self, entry: StoredEntry, source: Source) -> CodeLines | None:
         """Return the lines that were changed together with a line; None for one that was not.
 
-        All lines of a file that git was not told of yet were added. So many lines say nothing about
-        one of them: then it stands alone.
+        Comments and layout do not count. All lines of a file that git was not told of yet were
+        added. So many lines say nothing about one of them: then it stands alone.
         """
         then, file, line = self._code_of(entry), source.file, source.line
         hunks = self._since(then).get(file)
         if hunks is not None:
             hunk = next((h for h in hunks if h.first <= line <= h.last), None)
-            if hunk is None:
+            if hunk is None or not self._is_edited(then, file, hunk):
                 return None
             if hunk.last - hunk.first < _TOGETHER:
                 return CodeLines(file, hunk.first, hunk.last)
@@ -225,6 +231,16 @@ class ChangedLines:
             self._untracked[file] = git_output(self._folder, *options)
         is_new = not then.now and bool(self._untracked[file])
         return CodeLines(file, line, line) if is_new else None
+
+    def _is_edited(self, then: _Then, file: str, hunk: Hunk) -> bool:
+        """False where the statements of a hunk are what they were."""
+        if (then, file) not in self._edited:
+            texts = dict(self._whole(then, {file: [hunk]})).get(file)
+            self._edited[then, file] = edited_lines(*texts) if texts else None
+        if (edited := self._edited[then, file]) is None:
+            return True
+        gone, came = edited
+        return not (came.isdisjoint(hunk.is_now) and gone.isdisjoint(hunk.was))
 
     def places(self, entry: StoredEntry) -> tuple[CodeLines, ...]:
         """Return the first line of code of each change since the baseline was stored.

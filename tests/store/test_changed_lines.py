@@ -64,6 +64,29 @@ def test_lines_of_the_working_tree_have_changed(folder: Path) -> None:
     assert changed(folder) == [2, 3]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        BEFORE.replace("y = x + 1", "y = x + 1  # one more"),
+        BEFORE.replace("y = x + 1", "y = (x  +  1)"),
+        BEFORE.replace("y = x + 1", "y = (\n        x + 1\n    )"),
+        BEFORE.replace("def f(x):", 'def f(x):\n    """Return one more."""'),
+    ],
+    ids=["comment", "spaces", "wrapped", "docstring"],
+)
+def test_what_does_the_same_has_not_changed(folder: Path, text: str) -> None:
+    put(folder, "src/net.py", text)
+    assert changed(folder) == []
+    # One line of a hunk that does something else is enough.
+    put(folder, "src/net.py", text.replace("return y", "return y * 2"))
+    assert changed(folder) != []
+
+
+def test_lines_of_a_function_that_came_have_changed(folder: Path) -> None:
+    put(folder, "src/net.py", f"def g(x):\n    return x\n\n\n{BEFORE}")
+    assert changed(folder) == [1, 2, 3, 4]
+
+
 def test_lines_of_later_commits_have_changed_too(folder: Path) -> None:
     put(folder, "src/net.py", AFTER)
     commit(folder)

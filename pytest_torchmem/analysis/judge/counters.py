@@ -54,8 +54,7 @@ def _told(finding: Finding, counters: Counters, source: Allocated) -> Finding:
     if is_limit and counters.before(finding.key) >= excess_bytes:
         return finding
     segments = source.reserved() if finding.key == "reserved" else ()
-    pooled = sum(c.size_bytes for segment, c in segments if segment.is_private)
-    parts = _parts(finding.key, counters, pooled)
+    parts = _parts(finding.key, counters, segments)
     parts = {words: size_bytes for words, size_bytes in parts.items() if size_bytes > 0}
     if 2 * sum(parts.values()) < excess_bytes:
         return finding
@@ -94,10 +93,13 @@ def _reserved_for(
     )
 
 
-def _parts(key: str, counters: Counters, pooled_bytes: int) -> dict[str, int]:
+def _parts(
+    key: str, counters: Counters, segments: Sequence[tuple[ReservedSegment, Contributor]]
+) -> dict[str, int]:
     """Return how much of a counter holds no tensor, by why.
 
     Each counter's peak may be at another moment, so a difference of two is the least that it was.
+    What the segments had free is of one moment. Where they are not all, counters tell the rest.
     """
     parts = {_TAILS: counters.allocated - counters.requested}
     if key == "allocated":
@@ -105,7 +107,13 @@ def _parts(key: str, counters: Counters, pooled_bytes: int) -> dict[str, int]:
     parts[_WAITING] = counters.active - counters.allocated
     if key == "active":
         return parts
-    free_bytes = max(0, counters.reserved - counters.active)
-    pooled = min(pooled_bytes, free_bytes)
-    split = min(counters.split, free_bytes - pooled)
-    return {**parts, _POOLED: pooled, _SPLIT: split, _CACHED: free_bytes - pooled - split}
+    free = {_POOLED: 0, _SPLIT: 0, _CACHED: 0}
+    for segment, held in segments:
+        is_whole = held.size_bytes == segment.size_bytes
+        words = _POOLED if segment.is_private else _CACHED if is_whole else _SPLIT
+        free[words] += held.size_bytes
+    rest = max(0, counters.reserved - counters.active - sum(free.values()))
+    split = min(max(0, counters.split - free[_SPLIT]), rest)
+    free[_SPLIT] += split
+    free[_CACHED] += rest - split
+    return {**parts, **free}

@@ -28,6 +28,7 @@ def made(size_bytes: int, line: int) -> Contributor:
 class Allocated:
     private_bytes: int = 0
     shared_bytes: int = 0
+    segment_bytes: int = 99 * MiB
     asked: int = 0
 
     def freed(self) -> tuple[Contributor, ...]:
@@ -37,7 +38,7 @@ class Allocated:
     def reserved(self) -> tuple[tuple[ReservedSegment, Contributor], ...]:
         sizes = ((True, self.private_bytes, 5), (False, self.shared_bytes, 6))
         return tuple(
-            (ReservedSegment(line, 99 * MiB, is_private), made(size_bytes, line))
+            (ReservedSegment(line, self.segment_bytes, is_private), made(size_bytes, line))
             for is_private, size_bytes, line in sizes
             if size_bytes
         )
@@ -124,12 +125,20 @@ def test_the_largest_state_of_a_counter_is_named(key, counters, pooled, told):
     assert finding.sentence.partition(" over the limit of 40.0 MiB: ")[2] == told
 
 
-def test_the_line_that_free_segments_were_reserved_for_is_named() -> None:
-    result = measured(Counters(30 * MiB, 30 * MiB, 30 * MiB, 100 * MiB))
-    source = Allocated(private_bytes=20 * MiB, shared_bytes=50 * MiB)
+@pytest.mark.parametrize(
+    ("segment_bytes", "told"),
+    [
+        (50 * MiB, "free and kept by the cache"),
+        (60 * MiB, "free in segments of which other parts were in use"),
+    ],
+)
+def test_the_line_that_free_segments_were_reserved_for_is_named(segment_bytes, told) -> None:
+    # The most that was free in segments partly in use was so at another moment.
+    result = measured(Counters(30 * MiB, 30 * MiB, 30 * MiB, 100 * MiB, split=40 * MiB))
+    source = Allocated(20 * MiB, 50 * MiB, segment_bytes)
     (finding,) = told_by_allocator(judge_limits(result, {"reserved": 40 * MiB}), result, source)
     assert finding.cause == (
-        "at least 50.0 MiB of that was free and kept by the cache; segments reserved from "
+        f"at least 50.0 MiB of that was {told}; segments reserved from "
         "aten::cat at net.py:6 had 50.0 MiB that no tensor held"
     )
     assert str(finding.place) == "net.py:6"
