@@ -130,7 +130,11 @@ def _accepted(test: str, folder: Path) -> str:
 
 
 def _commit(folder: Path, name: str) -> str:
-    return run_git(folder, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").strip()
+    run_git(folder, "rev-parse", "--git-dir")  # without a repository that is what is said
+    try:
+        return run_git(folder, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").strip()
+    except ReportError:
+        raise ReportError(f"there is no commit {name!r} in {folder}") from None
 
 
 @contextmanager
@@ -163,8 +167,10 @@ def _measured(place: Path, test: str, results: Path, name: str) -> Result:
     )
     found = _stored(test, results, name)
     if found is None:
-        last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1:]
-        raise ReportError(f"{test} gives no number at {name[:_SHORT]}: {' '.join(last)}")
+        lines = [line for text in (done.stdout, done.stderr) for line in text.strip().splitlines()]
+        # What pytest says of a name that it does not find, or the last that it says.
+        told = next((line for line in lines if line.startswith("ERROR: ")), "".join(lines[-1:]))
+        raise ReportError(f"{test} gives no number at {name[:_SHORT]}: {told}")
     return found
 
 

@@ -502,7 +502,12 @@ def _calibrate(options: argparse.Namespace) -> Exit:
     separator, command = options.what[:1], options.what[1:]
     if separator and separator != ["--"]:
         if command:
-            raise ReportError("a command follows two dashes: torchmem calibrate -- python train.py")
+            raise ReportError(
+                "one FILE and nothing behind it, options first; a command follows two dashes: "
+                "torchmem calibrate --out FILE -- python train.py"
+            )
+        if options.out or options.gpu:
+            raise ReportError("a FILE is only shown: --out and --gpu are for what is run")
         found = calibrating.read_calibration(Path(*separator))
     else:
         found = calibrating.calibrate(command, options.gpu)

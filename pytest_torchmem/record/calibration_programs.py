@@ -126,5 +126,6 @@ def run_programs() -> None:
             print(f"{program.__name__} did not end: {error}"[:200], file=sys.stderr)
 
 
-if __name__ == "__main__":
+# Without a GPU whoever started it says so.
+if __name__ == "__main__" and torch.cuda.is_available():
     run_programs()

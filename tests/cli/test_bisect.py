@@ -88,6 +88,9 @@ def test_a_commit_that_gives_no_number_is_said(command, project):
     code, _, error = command("bisect", "test_net.py::test_plain", "-C", project, "--good", first)
     assert code == 2
     assert "test_plain gives no number at" in error
+    code, _, error = command("bisect", "test_net.py::test_gone", "-C", project, "--good", first)
+    assert code == 2
+    assert "ERROR: not found: " in error
 
 
 def test_without_a_baseline_a_good_commit_is_named(command, project):
@@ -95,4 +98,5 @@ def test_without_a_baseline_a_good_commit_is_named(command, project):
     code, _, error = command("bisect", NODE, "-C", project)
     assert code == 2
     assert "git knows no baseline in" in error
-    assert command("bisect", NODE, "-C", project, "--good", "nowhere")[0] == 2
+    code, _, error = command("bisect", NODE, "-C", project, "--good", "nowhere")
+    assert (code, "there is no commit 'nowhere'" in error) == (2, True)

@@ -111,6 +111,8 @@ def test_another_file_is_told(command, tmp_path, text, said):
     assert (code, said in err) == (Exit.BAD_INPUT, True), err
     code, _, err = command("calibrate", "python", "prog.py")
     assert (code, "a command follows two dashes" in err) == (Exit.BAD_INPUT, True)
+    code, _, err = command("calibrate", "--gpu", "H100", tmp_path / "found.json")
+    assert (code, "--out and --gpu are for what is run" in err) == (Exit.BAD_INPUT, True)
 
 
 def calibration(*places: PlaceSizes, first_other: int = 1) -> Calibration:
