@@ -238,7 +238,10 @@ class Difference(JsonFields):
 
 @dataclass(frozen=True, slots=True)
 class CodeLines(JsonRow):
-    """Lines of a file, from the first to the last; both are 0 where only the file is known."""
+    """Lines of a file, from the first to the last; both are 0 where only the file is known.
+
+    Where lines are gone, the last is the one before the first, which followed them.
+    """
 
     file: str
     first: int
@@ -246,7 +249,8 @@ class CodeLines(JsonRow):
 
     def __str__(self) -> str:
         """The place as a sentence has it: the end of the file's path, ``net.py:60-63``."""
-        return self.text.replace("\\", "/").rpartition("/")[2]
+        name = self.text.replace("\\", "/").rpartition("/")[2]
+        return f"{name} (lines before it are gone)" if self.last < self.first else name
 
     @property
     def text(self) -> str:

@@ -168,7 +168,7 @@ def test_lines_that_are_gone_have_the_place_of_the_next_one_and_have_not_changed
     folder: Path,
 ) -> None:
     put(folder, "src/net.py", BEFORE.replace("    y = x + 1\n", ""))
-    assert places(folder) == ["net.py:2"]
+    assert places(folder) == ["net.py:2 (lines before it are gone)"]
     assert changed(folder) == []
 
 

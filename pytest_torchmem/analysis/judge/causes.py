@@ -226,7 +226,7 @@ def nearest_first(
     """
     files = {c.source.file for c in made if c.source}
     is_far = lambda place: (place.file not in files, not place.file.endswith(".py"))  # noqa: E731
-    return tuple(replace(p, last=max(p.first, p.last)) for p in sorted(places, key=is_far))
+    return tuple(sorted(places, key=is_far))
 
 
 def changes_text(places: Sequence[CodeLines]) -> str:
