@@ -47,6 +47,7 @@ def on_an_a100(tmp_path):
     return run
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_program_on_two_gpus_names_the_line_whose_workspace_differs(
     on_an_a100, command, tmp_path

@@ -93,7 +93,7 @@ def as_ever(pytester: pytest.Pytester) -> Found:
 
 # An isolated Python hears of no environment; developers' mode checks Python's allocator, too. For a
 # Python without assertions all of torch is compiled anew, which takes long: that is nightly.
-@pytest.mark.nightly("-O")
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [("-I", "-X", "dev"), ("-O",)], ids=" ".join)
 def test_an_option_of_python_changes_nothing(
     torch_pytester: pytest.Pytester, options: tuple[str, ...]

@@ -92,6 +92,7 @@ def test_clock(torchmem):
 """
 
 
+@pytest.mark.nightly("1")
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_clock_that_is_set_in_a_body_loses_no_holder(torch_pytester, hours):
     torch_pytester.makepyfile(test_it=CLOCK.format(hours))
@@ -112,6 +113,7 @@ def test_A(): torch.ones({} * 2**18)
 """
 
 
+@pytest.mark.nightly
 def test_names_that_differ_by_case_have_entries_of_their_own(torch_pytester):
     folder = torch_pytester.path
     (folder / "test_it.py").write_text(CASES.format(4, 8))

@@ -123,6 +123,7 @@ def test_a_step_has_what_a_gpu_s_libraries_take():
     assert (peak.parameter, peak.workspace) == (weights, 64 * MiB)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("build")
 def test_modules_and_tensors_on_meta_get_their_memory_on_the_gpu():
     with torch.device("meta"):
@@ -132,6 +133,7 @@ def test_modules_and_tensors_on_meta_get_their_memory_on_the_gpu():
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("build")
 def test_arguments_are_put_on_the_gpu_as_what_they_are():
     weight = torch.nn.Parameter(torch.ones(8))
