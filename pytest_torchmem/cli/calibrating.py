@@ -93,7 +93,7 @@ class CalibratedGpu(JsonFields):
 
 @dataclass(frozen=True, slots=True)
 class Calibration(JsonFields):
-    """What a program asked of a GPU's allocator and of a simulated one's.
+    """The allocations of a program on a GPU beside those on a simulated one.
 
     Attributes:
         count: How many allocations the real one had.

@@ -111,7 +111,7 @@ class StorageKey(NamedTuple):
 
 
 class GraphAliasTracker:
-    """Which nodes of a graph, given in order, make a storage, use it, and use it last."""
+    """Tells which nodes of a graph, given in order, make a storage, use it, and use it last."""
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
         graph = read_graph(graph_nodes(nodes))
@@ -142,7 +142,7 @@ def _sized(graph: StaticGraph, size_of: SizeOf | None) -> StaticGraph:
 
 
 def _answer(function: Any, value: object) -> object:
-    """What a function answers for a value; None where it takes no such value."""
+    """Return what a function answers for a value; None where it takes no such value."""
     try:
         return function(value)
     except (AttributeError, KeyError, TypeError):

@@ -95,7 +95,7 @@ def overall(changes: Collection[Change]) -> Change:
 
 @dataclass(frozen=True, slots=True)
 class Reserved(JsonFields):
-    """What an allocator reserved at most for a body, and what it had free before, in bytes.
+    """The most that an allocator reserved for a body, and what it had free before, in bytes.
 
     Both are 0 where another run may count otherwise: on a GPU that is no simulated one.
     """

@@ -206,6 +206,8 @@ def test_torch_behind_a_link_is_no_code_of_the_users(
     folder = Path(torch.__file__).parent
     (tmp_path / "torch").symlink_to(folder)
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    monkeypatch.setattr(torch.nn, "__file__", str(tmp_path / "torch" / "nn" / "__init__.py"))
+    monkeypatch.syspath_prepend(tmp_path)
     assert str(folder.resolve()) in library_paths()
 
 
@@ -218,6 +220,7 @@ def test_torch_whose_files_are_links_is_no_code_of_the_users(
         (tmp_path / "torch" / entry.name).symlink_to(entry)
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
     monkeypatch.setattr(torch.nn, "__file__", str(tmp_path / "torch" / "nn" / "__init__.py"))
+    monkeypatch.syspath_prepend(tmp_path)  # the answer is remembered for a path
     assert str(folder.resolve()) in library_paths()
 
 

@@ -474,3 +474,13 @@ def test_options_that_are_lacking_are_a_value_error_as_in_torch() -> None:
         torch.ones(1)
     with pytest.raises(ValueError, match=r"^profile_memory=True required for memory profiling\.$"):
         MemoryProfile(finished)
+
+
+def test_properties_of_classes_with_slots_are_functions_of_python():
+    # Python 3.14 looks at the code of each when it makes such a class.
+    slotted = [
+        kind for kind in vars(names).values() if "__slots__" in getattr(kind, "__dict__", ())
+    ]
+    getters = [p.fget for kind in slotted for p in vars(kind).values() if isinstance(p, property)]
+    assert len(getters) > 3
+    assert all(hasattr(getter, "__code__") for getter in getters)

@@ -174,7 +174,7 @@ def _sum_of(library: Path) -> str:
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether a library is as it was built: a process that maps half of one dies at the rest."""
+    """Return whether a library is as it was built: a process that maps half of one dies."""
     try:
         return _sum_file(library).read_text() == _sum_of(library)
     except (OSError, ValueError):

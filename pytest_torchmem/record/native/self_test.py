@@ -1,4 +1,4 @@
-"""What the library must see of one small sum before anything that it sees is believed."""
+"""Tests the library on one small sum, before anything that it sees is believed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CALLED = {"aten::empty_strided", "aten::copy_"}
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What the library sees wrong, in words; "" where nothing is.
+    """Return what the library sees wrong, in words; "" where nothing is.
 
     Attributes:
         memory: Of operators and memory.

@@ -145,6 +145,14 @@ def test_the_line_that_free_segments_were_reserved_for_is_named(segment_bytes, t
     assert finding.others == ", 20.0 MiB more held no tensor either"
 
 
+def test_what_no_segment_tells_is_told_by_counters() -> None:
+    result = measured(Counters(30 * MiB, 30 * MiB, 30 * MiB, 130 * MiB, split=60 * MiB))
+    source = Allocated(shared_bytes=50 * MiB)
+    (finding,) = told_by_allocator(judge_limits(result, {"reserved": 40 * MiB}), result, source)
+    assert finding.cause.startswith("at least 60.0 MiB of that was free in segments of which other")
+    assert finding.others == ", 40.0 MiB more held no tensor either"
+
+
 def test_nobody_is_asked_within_a_limit_or_about_another_one():
     result, source = measured(Counters(30 * MiB, 30 * MiB, 90 * MiB, 100 * MiB)), Allocated()
     for limits in ({"reserved": 100 * MiB}, {"total": MiB}):

@@ -281,6 +281,13 @@ def test_settings_come_after_code_that_is_as_far():
     assert sentence.endswith("changed since: net.py:1, m.py:1, a.yaml:1 and 1 more")
 
 
+def test_lines_that_are_gone_are_told_as_that():
+    before, after = measured(live(2 * MiB)), measured(live(8 * MiB))
+    gone = CodeChanges(places=lambda: [CodeLines("net.py", 26, 25)])
+    told_since = "; changed since: net.py:26 (lines before it are gone)"
+    assert told(before, after, gone).sentence.endswith(told_since)
+
+
 def test_a_call_above_an_equal_one_is_the_new_one():
     before, after = measured(live(4 * MiB)), measured(live(4 * MiB), live(4 * MiB, line=8))
     assert "at net.py:8 in" in told(before, after, CodeChanges()).sentence
