@@ -41,6 +41,7 @@ UTILS += "utils_compute_queue_depth_when_no_cuda_events utils_compute_idle_time 
 UTILS += "utils_get_optimizable_events"
 AVERAGES = "memory_profiler export_stacks schedule_function_count user_annotation "
 AVERAGES += "kineto_profiler_api"
+FOLDERS = ("test/profiler", "test/inductor")
 #: For each suite its file, its tests ("" for all), and how many there are.
 SUITES = {
     "TestMemoryProfiler": ("profiler/test_memory_profiler.py", "", 33),
@@ -65,7 +66,9 @@ def main() -> int:
     failed = False
     with tempfile.TemporaryDirectory(prefix="torch-tests-") as made:
         tests = Path(made, "test")
-        shutil.copytree((options.source or fetched(Path(made, "torch"))) / "test", tests)
+        release = torch.__version__.partition("+")[0]
+        source = options.source or fetched(Path(made, "torch"), release, *FOLDERS)
+        shutil.copytree(source / "test", tests)
         if options.record:
             for file in {SUITES[suite][0] for suite in wanted}:
                 passed(tests / file, "", accepts=True)
@@ -79,13 +82,11 @@ def main() -> int:
     return int(failed)
 
 
-def fetched(folder: Path) -> Path:
-    """Clone the tests of the installed release of torch, and nothing else of it."""
-    release = torch.__version__.partition("+")[0]
+def fetched(folder: Path, release: str, *folders: str) -> Path:
+    """Clone folders of a release of torch, and nothing else of it."""
     clone = ["git", "clone", "--quiet", "--depth=1", "--filter=blob:none", "--sparse"]
     subprocess.run([*clone, f"--branch=v{release}", REPOSITORY, str(folder)], check=True)
-    only = ["git", "sparse-checkout", "set", "test/profiler", "test/inductor"]
-    subprocess.run(only, cwd=folder, check=True)
+    subprocess.run(["git", "sparse-checkout", "set", *folders], cwd=folder, check=True)
     return folder
 
 

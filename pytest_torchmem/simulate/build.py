@@ -33,6 +33,11 @@ _NAMES_OF_CUDA: Final = re.compile(r"lib(cu\w+|nccl|nvrtc|nvToolsExt|nvshmem_hos
 _OPENED_BY_NAME: Final = {"libnvidia-ml.so.1", "libcuda.so.1", "libcuda.so"}
 # Most symbols name the version of a library; the others are known by how they begin.
 _UNVERSIONED: Final = re.compile(r"(cu[A-Z]|cuFile|cudnn|curand|nccl|cusparseLt|nvshmem|nvtx)\w+$")
+# A library's function that computes puts work on a stream; the others prepare or describe.
+_COMPUTES: Final = re.compile(
+    r"(cublas|cudnn|cufft|cusolver|cusparse)"
+    r"(?!.*([Cc]reate|[Dd]estroy|Set|Get|[Ss]ize|Init|Version|Logger|Descriptor))\w+"
+)
 _VERSIONS_OF_OTHERS: Final = ("GLIBC", "CXXABI", "GOMP", "OMP", "GCC")
 _OF_TORCH: Final = ("_ZN3c10", "_ZN4c10d", "_ZN2at17CUDAGeneratorImpl")
 _NO_VERSION: Final = "SIMULATED"
@@ -133,7 +138,10 @@ def _link(
     by_version.setdefault(_NO_VERSION, set()).update(looked_up - asked, defined - asked)
     rest = out.parent / "rest.cpp"
     missing = sorted((asked | looked_up) - defined)
-    rest.write_text("\n".join(f'extern "C" long {name}(void) {{ return 0; }}' for name in missing))
+    body = {True: "{ torchmem_library_work(); return 0; }", False: "{ return 0; }"}
+    lines = ['extern "C" void torchmem_library_work();']
+    lines += [f'extern "C" long {n}(void) {body[bool(_COMPUTES.match(n))]}' for n in missing]
+    rest.write_text("\n".join(lines))
     versions = out.parent / "versions.map"
     versions.write_text(
         "\n".join(

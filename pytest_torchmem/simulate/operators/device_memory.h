@@ -45,10 +45,11 @@ int torchmem_is_capturing(void* stream);
 // Has `run(what)` called at each launch of the graph, behind what was captured before; `drop(what)`
 // when the graph is gone.
 void torchmem_capture(void* stream, void (*run)(void*), void (*drop)(void*), void* what);
-// Where this thread's first draw for a graph begins since `torchmem_forget_draw`: behind the offset that
+// Where this thread's first draw for a graph begins since it took another one: behind the offset that
 // stands in device memory at each launch, as the seed does. 0 where it made none.
 int torchmem_captured_draw(const uint64_t** seed, const uint64_t** offset, uint64_t* further);
-void torchmem_forget_draw();
+// Takes the four words of a draw in place of the one that was made; all 0 for none.
+void torchmem_exchange_draw(uint64_t* words);
 // While this thread computes for the GPU, no memory of the host is reported to torch's profiler.
 void torchmem_compute(int on);
 

@@ -71,6 +71,15 @@ struct CapturedDraw {
   bool is_there;
 };
 
+// The draw of a captured call that others are part of is its own: it may have been made before theirs.
+struct OwnDraw {
+  OwnDraw() { torchmem_exchange_draw(of_whole); }
+  ~OwnDraw() {
+    if (of_whole[3]) torchmem_exchange_draw(of_whole);
+  }
+  uint64_t of_whole[4] = {};
+};
+
 // --- a call -------------------------------------------------------------------------------------------
 
 // Of more, the first one is chosen: to look at all of them takes too long.
@@ -94,6 +103,8 @@ class Call {
       for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
         if (device_ < 0) device_ = tensor.device().index();
         count(tensor);
+        is_given_ = true;
+        integers_ = integers_ && at::isIntegralType(tensor.scalar_type(), true);
       });
       if (arguments_[at].isDevice() && device_ < 0) device_ = arguments_[at].toDevice().index();
     }
@@ -137,8 +148,18 @@ class Call {
   // After the kernel: leaves values in what it returned, and in what it would have written.
   void finish(const Stack& returned, long writes) {
     if (op_.rule.runtime_writes && torchmem_writes() != writes) return;
-    for (const IValue& value : returned) for_each_on_gpu(value, [&](auto& out) { count(out); });
+    for (const IValue& value : returned) {
+      for_each_on_gpu(value, [&](const at::Tensor& out) {
+        count(out);
+        integers_ = integers_ && (at::isIntegralType(out.scalar_type(), true) || (is_given_ && is_small(out)));
+      });
+    }
     const bool computed = is_computed() && (computed_ || compute());
+    const bool writes_given = std::find(op_.written.begin(), op_.written.end(), true) != op_.written.end();
+    // Of integers it has made larger numbers of another kind, which was not known before.
+    if (!computed && !deferred_ && !writes_given && can_be_deferred()) {
+      deferred_ = defer(op_, arguments_, generator_);
+    }
     saved_.clear();
     computed ? deliver(returned) : forget(returned);
     if (deferred_) note_deferred(deferred_, left_by(returned));
@@ -208,11 +229,12 @@ class Call {
   }
 
   void count(const at::Tensor& tensor) {
-    const size_t bytes = bytes_of(tensor);
-    total_ += bytes;
-    is_small_ = is_small_ && bytes <= op_.rule.most_bytes(tensor.scalar_type()) &&
-                (op_.rule.compares || total_ <= 8 * kMiB);
-    integers_ = integers_ && at::isIntegralType(tensor.scalar_type(), true);
+    total_ += bytes_of(tensor);
+    is_small_ = is_small_ && is_small(tensor) && (op_.rule.compares || total_ <= 8 * kMiB);
+  }
+
+  bool is_small(const at::Tensor& tensor) const {
+    return bytes_of(tensor) <= op_.rule.most_bytes(tensor.scalar_type());
   }
 
   // Integers and masks decide shapes, counts and branches, and cost no more than their bytes: they are
@@ -410,7 +432,7 @@ class Call {
   std::string failed_assertion_;
   int device_ = -1;
   size_t total_ = 0;
-  bool computable_, is_small_ = true, integers_ = true;
+  bool computable_, is_small_ = true, integers_ = true, is_given_ = false;
   bool exact_ = true, missing_ = false, computed_ = false, answers_ = false;
   bool indexed_ = false, lost_ = false;  // integers are given that are exact, and that are not
 };
@@ -479,12 +501,16 @@ void* captured_stream(const Stack& arguments) {
 void run_captured(const Handle& handle, const Operator& op, c10::DispatchKeySet keys, Stack* stack,
                   void* stream) {
   const size_t count = op.written.size(), below = stack->size() - count;
-  const std::shared_ptr<Captured> captured(new Captured{op, without_owners(last(*stack, count))});
+  const Stack arguments = last(*stack, count);
+  const std::shared_ptr<Captured> captured(new Captured{op, without_owners(arguments)});
   torchmem_capture(stream, take, drop, new Step([captured] { captured->begin(); }));
   const long writes = torchmem_writes();
-  torchmem_forget_draw();
-  op.kernel.callBoxed(handle, keys, stack);
-  captured->draw.emplace();
+  {
+    const OwnDraw own;
+    op.kernel.callBoxed(handle, keys, stack);
+    captured->draw.emplace();
+  }
+  captured->arguments = without_owners(arguments);  // the kernel may have given one its size
   captured->returned = without_owners(last(*stack, stack->size() - below));
   captured->runtime_wrote = op.rule.runtime_writes && torchmem_writes() != writes;
   torchmem_capture(stream, take, drop, new Step([captured] { captured->finish(); }));

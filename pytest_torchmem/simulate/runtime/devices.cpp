@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -98,7 +99,18 @@ const Gpu& gpu() {
   return found;
 }
 
-int current_device() { return device_of_thread; }
+static std::atomic<bool> contexts[kMostDevices];
+
+int current_device() {
+  contexts[device_of_thread] = true;
+  return device_of_thread;
+}
+int chosen_device() { return device_of_thread; }
+bool has_context(int device) { return contexts[device]; }
+
+static std::atomic<bool> begun{false};
+void begin() { begun = true; }
+bool has_begun() { return begun; }
 
 cudaError_t fail(cudaError_t error) {
   last_error = error;
@@ -114,6 +126,7 @@ extern "C" {
 cudaError_t cudaGetDeviceCount(int* out) {
   static std::once_flag looked_for;
   std::call_once(looked_for, load_operators);
+  begin();
   *out = device_count();
   return *out ? cudaSuccess : fail(cudaErrorNoDevice);
 }
@@ -126,6 +139,8 @@ cudaError_t cudaGetDevice(int* out) {
 cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= device_count()) return fail(cudaErrorInvalidDevice);
   device_of_thread = device;
+  current_device();
+  begin();
   return cudaSuccess;
 }
 

@@ -4,6 +4,9 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <iterator>
+
 namespace simulated {
 namespace {
 
@@ -36,7 +39,12 @@ Draw _ZN2at17CUDAGeneratorImpl17philox_cuda_stateEm(void* generator, uint64_t in
 
 // --- for those who compute values, see ../operators ---------------------------------------------
 
-void torchmem_forget_draw() { first = {}; }
+// Takes a draw in place of the one that was made, which is not captured if its last word is zero.
+void torchmem_exchange_draw(uint64_t* words) {
+  const uint64_t made[] = {first.seed, first.offset, first.further, first.is_captured};
+  first = {words[0], words[1], words[2], words[3] != 0};
+  std::copy(std::begin(made), std::end(made), words);
+}
 
 int torchmem_captured_draw(const uint64_t** seed, const uint64_t** offset, uint64_t* further) {
   *seed = reinterpret_cast<const uint64_t*>(first.seed);

@@ -54,7 +54,10 @@ CUresult cuGetProcAddress_v2(const char* name, void** out, int, cuuint64_t,
   return CUDA_SUCCESS;
 }
 
-CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+CUresult cuInit(unsigned) {
+  begin();
+  return CUDA_SUCCESS;
+}
 
 // A CUDA runtime that is linked into a library asks for the tables, and gives up without them.
 CUresult cuGetExportTable(const void** out, const CUuuid*) {
@@ -85,6 +88,7 @@ CUresult cuDeviceGet(CUdevice* out, int number) {
 }
 
 CUresult cuDeviceGetCount(int* out) {
+  if (!has_begun()) return CUDA_ERROR_NOT_INITIALIZED;
   *out = device_count();
   return CUDA_SUCCESS;
 }
@@ -107,9 +111,9 @@ CUresult cuDeviceGetAttribute(int* out, CUdevice_attribute attribute, CUdevice d
 
 static char context;
 
-CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
   *flags = 0;
-  *active = 1;
+  *active = has_context(device);
   return CUDA_SUCCESS;
 }
 
@@ -124,7 +128,7 @@ CUresult cuCtxGetCurrent(CUcontext* out) {
 }
 
 CUresult cuCtxGetDevice(CUdevice* out) {
-  *out = current_device();
+  *out = chosen_device();
   return CUDA_SUCCESS;
 }
 

@@ -1,6 +1,6 @@
 // Kernels: they are registered, chosen and launched by torch, and do not run, but for one: what fills
 // a tensor with one value (`zeros`, `ones`, `full`, `fill_`) is done here, as GradScaler's scale,
-// counters and masks begin that way. A value other than zero is written to 4 MiB and no more, so that
+// counters and masks begin that way. A value other than zero is written to 64 MiB and no more, so that
 // a large tensor takes no memory of the host.
 //
 // A kernel that waits (`torch.cuda._sleep`) keeps its stream busy for that long. One of another library
@@ -57,8 +57,9 @@ void fill(char* target, const std::string& value, size_t bytes) {
     set_bytes(target, 0, bytes);
   } else if (bytes <= kMostFilled) {
     std::vector<char> values(bytes);
-    for (size_t at = 0; at < bytes; at += element_bytes) {
-      std::memcpy(&values[at], value.data(), element_bytes);
+    std::memcpy(values.data(), value.data(), std::min(element_bytes, bytes));
+    for (size_t done = element_bytes; done < bytes; done *= 2) {
+      std::memcpy(&values[done], values.data(), std::min(done, bytes - done));
     }
     copy_bytes(target, values.data(), bytes);
   } else {

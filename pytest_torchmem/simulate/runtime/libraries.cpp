@@ -32,6 +32,14 @@ static int no_sparse_scratch(Size* out) {
 
 static thread_local long products = 0;
 
+// Before a library's call torch gives it the stream of this thread.
+static thread_local cudaStream_t stream_of_libraries = nullptr;
+
+static int set_stream(void* stream) {
+  stream_of_libraries = static_cast<cudaStream_t>(stream);
+  return 0;
+}
+
 // How many elements the sparse matrix has that this thread makes; -1 if nobody knows.
 static thread_local long sparse_elements = -1;
 
@@ -40,6 +48,16 @@ long simulated::products_asked_for() { return products; }
 extern "C" {
 
 void torchmem_note_sparse_elements(long count) { sparse_elements = count; }
+
+// --- streams: each function of a library that computes is a piece of work -------------------------
+
+int cublasSetStream_v2(P, P stream) { return set_stream(stream); }
+int cudnnSetStream(P, P stream) { return set_stream(stream); }
+int cufftSetStream(int, P stream) { return set_stream(stream); }
+int cusolverDnSetStream(P, P stream) { return set_stream(stream); }
+int cusparseSetStream(P, P stream) { return set_stream(stream); }
+
+void torchmem_library_work() { enqueue(stream_of_libraries, 5); }
 
 // --- how often scratch memory of an unknown size was asked for -----------------------------------
 
@@ -196,7 +214,7 @@ void torchmem_note_bounded_scratch(int library, int64_t most_bytes) {
   clock_gettime(CLOCK_REALTIME, &now);
   std::lock_guard<std::mutex> guard(scratch_lock);
   bounded_scratch.push_back({now.tv_sec * int64_t{1000000000} + now.tv_nsec, most_bytes,
-                             current_device(), library});
+                             chosen_device(), library});
 }
 
 int cufftCreate(int* out) {

@@ -495,7 +495,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* poi
   auto host = pinned.upper_bound(address);
   if (host != pinned.begin() && address < std::prev(host)->first + std::prev(host)->second) {
     out->type = cudaMemoryTypeHost;
-    out->device = current_device();
+    out->device = chosen_device();
     out->hostPointer = out->devicePointer = const_cast<void*>(pointer);
   }
   return cudaSuccess;

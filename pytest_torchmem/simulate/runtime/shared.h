@@ -37,7 +37,14 @@ struct Gpu {
 const Gpu& gpu();
 inline int device_count() { return static_cast<int>(gpu().visible.size()); }
 
+// The device that this thread works on, which has a context from then on.
 int current_device();
+// The same, only to name it.
+int chosen_device();
+bool has_context(int device);
+// A program has called the runtime or the driver, which answer from then on.
+void begin();
+bool has_begun();
 cudaError_t fail(cudaError_t error);
 
 inline size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }

@@ -41,6 +41,10 @@ struct Stream {
 
 constexpr double kLeastUs = 0.5;
 
+double host_us = 0;  // when what the host has waited for was done
+
+void host_waits(double until_us) { host_us = std::max(host_us, until_us); }
+
 struct Event {
   Stream* stream = nullptr;
   uint64_t number = 0;
@@ -48,8 +52,11 @@ struct Event {
   unsigned long long capture = 0;  // the one that it was recorded in
 };
 
-// What a graph does to memory, in order. It is done at each launch, and not when it is captured.
-using Graph = std::vector<std::shared_ptr<std::function<void()>>>;
+struct Graph {
+  // What it does to memory, in order. It is done at each launch, and not when it is captured.
+  std::vector<std::shared_ptr<std::function<void()>>> work;
+  size_t nodes = 0;
+};
 
 auto& guard = forever<std::recursive_mutex>();
 using Lock = std::lock_guard<std::recursive_mutex>;
@@ -132,7 +139,8 @@ void enqueue(cudaStream_t stream, double microseconds) {
   Lock lock(guard);
   Stream* busy = stream_of(stream);
   busy->last = ++numbered;
-  busy->elapsed_us += microseconds;
+  busy->elapsed_us = std::max(busy->elapsed_us, host_us) + microseconds;
+  if (busy->capture) ++captures[busy->capture].nodes;
 }
 
 uint64_t work_so_far() {
@@ -144,6 +152,7 @@ void wait_for(cudaStream_t stream) {
   Lock lock(guard);
   Stream* waited = stream_of(stream);
   wait_until(waited, waited->last);
+  host_waits(waited->elapsed_us);
 }
 
 void ignore_waits(bool on) { ignores_waits = on; }
@@ -157,7 +166,7 @@ bool is_capturing(cudaStream_t stream) {
 void do_or_capture(cudaStream_t stream, std::function<void()> work) {
   if (!is_capturing(stream)) return work();
   Lock lock(guard);
-  captures[stream_of(stream)->capture].push_back(
+  captures[stream_of(stream)->capture].work.push_back(
       std::make_shared<std::function<void()>>(std::move(work)));
 }
 
@@ -174,6 +183,7 @@ cudaError_t cudaDeviceSynchronize() {
     const bool is_default = at < kMostDevices;
     if (is_default ? static_cast<int>(at) == device : streams[at].device == device) {
       wait_until(&streams[at], streams[at].last);
+      host_waits(streams[at].elapsed_us);
     }
   }
   return cudaSuccess;
@@ -233,8 +243,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   Lock lock(guard);
   Stream* recorded = stream_of(stream);
+  recorded->elapsed_us = std::max(recorded->elapsed_us, host_us);
   *event_of(event) = {recorded, recorded->last, recorded->elapsed_us, recorded->capture};
-  // Libraries' kernels are not launched and take no time; two events are never at one moment.
+  // Two events are never at one moment.
   recorded->elapsed_us += kLeastUs;
   return cudaSuccess;
 }
@@ -253,6 +264,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   Lock lock(guard);
   if (Stream* stream = event_of(event)->stream) wait_until(stream, event_of(event)->number);
+  host_waits(event_of(event)->at_us);
   return cudaSuccess;
 }
 
@@ -332,7 +344,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* out, cudaGraph_t graph, unsign
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
-  for (const auto& work : *reinterpret_cast<Graph*>(graph)) (*work)();
+  for (const auto& work : reinterpret_cast<Graph*>(graph)->work) (*work)();
   enqueue(stream, 5);
   return cudaSuccess;
 }
@@ -347,8 +359,8 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
   return cudaSuccess;
 }
 
-cudaError_t cudaGraphGetNodes(cudaGraph_t, cudaGraphNode_t*, size_t* count) {
-  *count = 1;
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count) {
+  *count = reinterpret_cast<Graph*>(graph)->nodes;
   return cudaSuccess;
 }
 
