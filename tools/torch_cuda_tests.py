@@ -88,7 +88,7 @@ SUITES: Final = {
     "checkpointing": Suite(("functorch/test_ac.py",)),
     "inductor": Suite(("inductor/test_memory.py",)),
     "graphs": Suite(("inductor/test_cudagraph_trees.py",), timeout_s=3600),
-    "optimizers": Suite(("test_optim.py",), chosen="peak_memory or large_tensor or cuda_params"),
+    "optimizers": Suite(("test_optim.py",), chosen="peak_memory or cuda_params"),
 }
 
 

@@ -56,6 +56,7 @@ def test_work_that_the_host_gives_after_it_has_waited_is_later_on_each_stream():
             square()
     first.record(busy)
     first.synchronize()
+    square()
     second.record()
     second.synchronize()
     assert first.elapsed_time(second) > 0
@@ -112,7 +113,7 @@ import ctypes, torch
 driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(-1)
 assert driver.cuDeviceGetCount(ctypes.byref(count)) == 3  # CUDA_ERROR_NOT_INITIALIZED
 has_context = torch._C._cuda_hasPrimaryContext
-assert torch.cuda.device_count() == 2
+torch.cuda.init()
 assert driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value == 2
 assert [has_context(0), has_context(1)] == [False, False]
 there = torch.ones(1, device="cuda:1")
@@ -145,3 +146,18 @@ def test_inductor_pads_no_product_that_has_to_be_copied_for_it():
         out = torch.compile(lambda x, y: x @ y)(left, right)
     assert counters["inductor"]["pad_mm_bench"] == 1
     assert torch.cuda.max_memory_allocated() - before == pytest.approx(out.nbytes, abs=1 << 20)
+
+
+def test_cudnn_keeps_its_first_plan_where_plans_are_timed():
+    given = torch.ones(8, 64, 56, 56, device=CUDA)
+    weight = torch.ones(64, 64, 3, 3, device=CUDA)
+
+    def peak_bytes(is_timed: bool) -> int:
+        with torch.backends.cudnn.flags(benchmark=is_timed):
+            functional.conv2d(given, weight)
+            torch.cuda.reset_peak_memory_stats()
+            before_bytes = torch.cuda.memory_allocated()
+            functional.conv2d(given, weight)
+        return torch.cuda.max_memory_allocated() - before_bytes
+
+    assert peak_bytes(True) == peak_bytes(False) > 0
