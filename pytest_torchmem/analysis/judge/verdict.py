@@ -34,10 +34,10 @@ from pytest_torchmem.values.findings import (
     Finding,
     FindingKind,
     LineDifference,
-    Verdict,
     is_estimated,
     words,
 )
+from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart, format_change, format_share, format_size
 
@@ -106,7 +106,7 @@ def judge_blind_spots(result: Result) -> tuple[Finding, ...]:
 
 def judge_baseline(
     result: Result, reference: Reference, allowance: Allowance, code: CodeChanges = NOTHING_KNOWN
-) -> Verdict:
+) -> Window:
     """Compare the peak, each category's own peak and what was retained with a stored entry.
 
     ``code`` says which lines have changed since; it is asked only about what grew, as the stored
@@ -116,7 +116,7 @@ def judge_baseline(
     stored, environment = reference.numbers, reference.environment
     if result.peak.total == 0 and stored.total > 0:
         missing = _nothing_read(result, f"the baseline has {format_size(stored.total)}")
-        return Verdict(result, (missing,), Change.NOT_COMPARED, stored.total)
+        return Window(result, (missing,), Change.NOT_COMPARED, stored.total)
     changes: set[Change] = set()
     findings: list[Finding] = []
     sides = _Sides(result, reference, code)
@@ -152,13 +152,13 @@ def judge_baseline(
         # reserved follows it, in large steps.
         changed = min(shrunk, key=lambda number: (number.key == RESERVED, number.by_bytes))
         notice = _told_saving(changed)
-    return Verdict(
+    return Window(
         result,
         ranked,
         change,
         stored.total,
         notice,
-        environment,
+        reference=environment,
         changed=changed,
         lines=lines,
     )
@@ -212,11 +212,11 @@ def _change_less_moved(
     return change
 
 
-def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
+def judge_shrinking(compared: Window) -> tuple[Finding, ...]:
     """Return a finding where a number is below its baseline, for those who want that to fail."""
-    if not verdict.notice:
+    if not compared.notice:
         return ()
-    return (Finding(FindingKind.SHRUNK, "total", f"{verdict.notice}: tighten it"),)
+    return (Finding(FindingKind.SHRUNK, "total", f"{compared.notice}: tighten it"),)
 
 
 def _told_saving(saved: ChangedNumber) -> str:
@@ -571,29 +571,3 @@ def _hint(values: Sequence[int], allowance: Allowance) -> str:
     if len(rest) > 1 and all(earlier < later for earlier, later in pairwise(values)):
         return "; each has more than the one before: the runs share the test's fixtures"
     return ""
-
-
-def sentences(verdicts: Iterable[Verdict], name_regions: bool = True) -> tuple[str, ...]:
-    """Return everything that failed, the first line of the failure first.
-
-    A tensor that is left behind is part of what is retained, of its category's peak and of the
-    total. The first of those sentences names it; the others say that the cause is the same.
-    """
-    told: dict[object, list[str]] = {}
-    for verdict in verdicts:
-        where = verdict.where if name_regions else ""
-        for finding in verdict.findings:
-            # One cause may count in several categories: scratch at one moment, and kept later.
-            cause: object = finding.causes[0].told_line if finding.causes else id(finding)
-            if finding.place and (not finding.changed_since or _is_at_change(finding)):
-                cause = str(finding.place)
-            elif finding.causes and (source := finding.causes[0].source):
-                cause = str(source)
-            known = told.setdefault(cause, [])
-            same = f"{where}{finding.numbers} (same cause)"
-            known.append(same if known else where + finding.shown)
-    return tuple(sentence for known in told.values() for sentence in known)
-
-
-def _is_at_change(finding: Finding) -> bool:
-    return any(line.changed == finding.place for line in finding.lines[:1])

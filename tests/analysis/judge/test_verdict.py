@@ -517,6 +517,7 @@ def test_each_reason_for_no_judgement_has_a_kind_and_ends_with_its_slug():
         FindingKind.OVER_LIMIT,
         FindingKind.GROWN,
         FindingKind.NO_BASELINE,
+        FindingKind.OUT_OF_MEMORY,
     }
     assert all(f.shown == f"{f.sentence} [{f.kind.value}]" for f in findings)
 
