@@ -376,12 +376,14 @@ class MemoryProfile(GpuQuestions):
                 found.append((segment, inside, int(inside[made[inside]][0])))
         last = max((born[first] for _, _, first in found), default=0)
 
-        def reserved_for(size_bytes: int, inside: NDArray[np.int64], first: int) -> Contributor:
+        def free_in(segment: ReservedSegment, inside: NDArray[np.int64]) -> int:
             live = inside[(born[inside] <= last) & (died[inside] > last)]
-            free_bytes = size_bytes - int(self.storages.size_bytes[live].sum())
-            return replace(self.attribution.contributor(first), size_bytes=max(0, free_bytes))
+            return max(0, segment.size_bytes - int(self.storages.size_bytes[live].sum()))
 
-        return tuple((s, reserved_for(s.size_bytes, *what)) for s, *what in found)
+        return tuple(
+            (s, replace(self.attribution.contributor(first), size_bytes=free_in(s, inside)))
+            for s, inside, first in found
+        )
 
     def reserved_if_simulated(
         self, settings: str

@@ -571,7 +571,7 @@ def test_what_was_there_before_the_body_is_named_where_it_is_much_of_what_is_too
     began = f"6.0 MiB of that was {key} before the body began, for fixtures or for what ran earlier"
     (finding,) = judge_limits(result, {key: 3 * MiB})
     assert finding.cause.startswith(f"{began}; largest 4.0 MiB of activation from aten::mm")
-    little = replace(counters, **{f"{key}_before": MiB})
+    little = Counters(*[10 * MiB] * 4, **{f"{key}_before": MiB})  # type: ignore[arg-type]
     (finding,) = judge_limits(replace(result, counters=little), {key: 3 * MiB})
     assert finding.cause.startswith("largest 4.0 MiB of activation from aten::mm")
 
