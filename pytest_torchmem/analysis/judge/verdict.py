@@ -471,11 +471,12 @@ def _explains_itself(finding: Finding) -> bool:
         return False
     lead, *rest = finding.lines
     new = [part for part in lead.parts if part.kind is DifferenceKind.NEW]
-    if 2 * sum(part.size_bytes for part in new) < lead.size_bytes:
+    grown_bytes = sum(p.size_bytes for p in lead.parts if p.kind is DifferenceKind.GROWN)
+    if not new or grown_bytes * _READS > lead.size_bytes:
         return False
     first = min(part.contributor.order for part in new)
-    grown = (p for line in rest for p in line.parts if p.size_bytes * _READS > lead.size_bytes)
-    return not any(p.contributor.order < first for p in grown)
+    larger = (p for line in rest for p in line.parts if p.size_bytes * _READS > lead.size_bytes)
+    return not any(p.contributor.order < first for p in larger)
 
 
 def _with_cause(finding: Finding, result: Result) -> Finding:

@@ -282,6 +282,14 @@ def test_a_changed_line_of_something_new_is_the_cause_unless_what_it_reads_grew_
     assert read.endswith("14.0 MiB more elsewhere; also changed: net.py:26")
 
 
+def test_a_changed_line_that_makes_more_of_one_thing_and_another_one_anew_names_others():
+    linear, silu = live(2 * MiB), live(2 * MiB, operator="aten::silu")
+    wide, gelu = live(8 * MiB), live(8 * MiB, operator="aten::gelu")
+    sentence = against(measured(linear, silu), measured(wide, gelu), changed=[7, 26]).sentence
+    assert "+12.0 MiB of activation from aten::gelu and others" in sentence
+    assert sentence.endswith("; also changed: net.py:26")
+
+
 def test_a_changed_line_whose_memory_is_kept_now_does_not_hide_what_keeps_it():
     before, after = measured(live(2 * MiB)), measured(live(2 * MiB), retained=[live(2 * MiB)])
     sentence = against(before, after, changed=[7, 26]).sentence
