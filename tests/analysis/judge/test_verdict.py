@@ -73,8 +73,9 @@ def against(before, after, allowance=ALLOWANCE, changed=()):
 
 def told(before, after, code, allowance=ALLOWANCE):
     """Judge against a baseline and say what has changed since."""
-    verdict = judge_baseline(after, Reference.of(BaselineEntry.of(before)), allowance, code)
-    return replace(verdict, findings=with_changes(verdict.findings, code))
+    reference = Reference.of(BaselineEntry.of(before))
+    verdict = judge_baseline(after, reference, allowance, code)
+    return replace(verdict, findings=with_changes(verdict.findings, code, reference))
 
 
 def test_the_first_line_has_both_numbers_and_the_cause():
@@ -288,6 +289,16 @@ def test_a_changed_line_that_makes_more_of_one_thing_and_another_one_anew_names_
     sentence = against(measured(linear, silu), measured(wide, gelu), changed=[7, 26]).sentence
     assert "+12.0 MiB of activation from aten::gelu and others" in sentence
     assert sentence.endswith("; also changed: net.py:26")
+
+
+def test_what_a_changed_line_made_before_at_another_moment_is_not_new():
+    big, scratch = live(16 * MiB, "input", line=3), live(2 * MiB, "temporary", "aten::mul")
+    before = measured(big)
+    peak = replace(before.peak, live_by_category=(big, scratch))
+    before, after = replace(before, peak=peak), measured(replace(scratch, size_bytes=32 * MiB))
+    assert against(before, after, changed=[7, 26]).sentence.endswith("; also changed: net.py:26")
+    new = measured(live(32 * MiB, "temporary", "aten::exp"))
+    assert "also" not in against(before, new, changed=[7, 26]).sentence
 
 
 def test_a_changed_line_whose_memory_is_kept_now_does_not_hide_what_keeps_it():
