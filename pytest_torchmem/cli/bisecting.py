@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.analysis.judge.verdict import judge_baseline
-from pytest_torchmem.store.acceptances import read_acceptances, run_git
+from pytest_torchmem.store.acceptances import read_acceptances
+from pytest_torchmem.store.git import run_git
 from pytest_torchmem.store.run_reports import read_run
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Reference
 from pytest_torchmem.values.errors import ReportError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -13,6 +12,7 @@ from typing import Final, TypeAlias
 
 from pytest_torchmem.store.baseline_file import parse_text
 from pytest_torchmem.store.baselines import FOLDER
+from pytest_torchmem.store.git import run_git
 from pytest_torchmem.values.baseline import (
     Allowance,
     Change,
@@ -194,21 +194,3 @@ def commits_address(folder: Path) -> str:
         return ""
     found = _REMOTE.fullmatch(remote)
     return f"https://{found[1]}/{found[2].removesuffix('.git')}/commit/" if found else ""
-
-
-def run_git(folder: Path, *arguments: str) -> str:
-    """Return what git prints in a folder. Raises `ReportError` where it fails or is not there."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-        )
-    except OSError as error:
-        raise ReportError(f"git cannot be run: {error.strerror or error}") from None
-    if done.returncode:
-        told = done.stderr.strip() or f"git {arguments[0]} ended with {done.returncode}"
-        raise ReportError(f"git cannot read the history of {folder}: {told}")
-    return done.stdout

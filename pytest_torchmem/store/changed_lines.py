@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import re
-import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +21,10 @@ from pytest_torchmem.store.changed_code import (
     edited_lines,
     renamed_functions,
 )
+from pytest_torchmem.store.git import git_output
 from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.findings import CodeLines
 
-_GIT_SECONDS: Final = 10
 _TOGETHER: Final = 20
 """So many lines that were changed together are told as one place."""
 _HUNK: Final = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
@@ -405,36 +404,3 @@ def _lines(first: str, count: str | None) -> range:
     start, length = int(first), int(count or 1)
     start += not length
     return range(start, start + length)
-
-
-def git_output(
-    folder: Path,
-    *arguments: str,
-    repository: Path | None = None,
-    index: Path | None = None,
-    given: str = "",
-) -> str:
-    """Return what git says; nothing where there is no git or no repository, and where it fails.
-
-    It is asked about the repository that the folder is in, or about one of ours, where nothing that
-    the environment says of the other one counts, with an ``index``. ``given`` is what it reads.
-    """
-    plain = ["--no-optional-locks", "-c", "core.quotePath=false"]
-    environment = dict(os.environ)
-    if repository:
-        plain += [f"--git-dir={repository}", f"--work-tree={folder}"]
-        environment = {n: v for n, v in environment.items() if not n.startswith("GIT_")}
-    if index:
-        environment["GIT_INDEX_FILE"] = str(index)
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *plain, *arguments],
-            input=given.encode("utf-8", "surrogateescape"),
-            env=environment,
-            capture_output=True,
-            timeout=_GIT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.store.changed_lines import git_output
+from pytest_torchmem.store.git import git_output
 from pytest_torchmem.values import json_values
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import ReportError

@@ -37,7 +37,7 @@ from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate import GPU_VARIABLE, simulated_text
 from pytest_torchmem.store.baselines import changed_text
-from pytest_torchmem.store.changed_lines import git_output
+from pytest_torchmem.store.git import git_output
 from pytest_torchmem.store.run_reports import RunReport, checked_out, stamped
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, DeviceError, ReportError
