@@ -148,7 +148,7 @@ class MemoryProfile(GpuQuestions):
 
         Raises `MarkerError` for another category or moment.
         """
-        wanted = explanation.named_category(category)
+        only = explanation.named_category(category)
         rows = np.flatnonzero(self.evidence.counted)
         if at is not None:
             timeline, ranks = self._timeline
@@ -156,8 +156,8 @@ class MemoryProfile(GpuQuestions):
                 self.evidence,
                 float(ranks[explanation.row_at(timeline.times_ns, timeline.peak_row, at)]),
             )
-        if wanted is not None:
-            rows = rows[self.labels[rows] == wanted.column]
+        if only is not None:
+            rows = rows[self.labels[rows] == only.column]
         born = row_times(self.evidence, np.maximum(self.storages.born, 0)).tolist()
         died = row_times(self.evidence, np.minimum(self.storages.died, self.whole.end)).tolist()
         explanations = (
@@ -170,7 +170,7 @@ class MemoryProfile(GpuQuestions):
             )
             for row in rows.tolist()
         )
-        return explanation.in_order(explanations, wanted, module)
+        return explanation.in_order(explanations, only, module)
 
     @cached_property
     def peak(self) -> Peak:
@@ -294,8 +294,8 @@ class MemoryProfile(GpuQuestions):
         added = [after - before for before, after in pairwise(map(self._made_until, ranks))]
         rows = self._retained_at(ranks[-1])
         step = np.searchsorted(ranks, self.storages.born[rows], side="left")
-        kept = np.bincount(step, self.storages.size_bytes[rows], minlength=len(ranks))
-        least = min(median_low(added), int(median_low(kept[1 : len(ranks) - 1].tolist())))
+        kept_bytes = np.bincount(step, self.storages.size_bytes[rows], minlength=len(ranks))
+        least = min(median_low(added), int(median_low(kept_bytes[1 : len(ranks) - 1].tolist())))
         if least <= 0:
             return 0
         risen_bytes = sum(origin.size_bytes for origin in self._risen(ranks))
@@ -304,7 +304,10 @@ class MemoryProfile(GpuQuestions):
     def _origins_at(self, rank: float) -> dict[Contributor, Contributor]:
         """Return what the window made and is alive, by its origin."""
         rows = self._retained_at(rank).tolist()
-        return {found.holding(0, 0): found for found in self.attribution.contributors(rows)}
+        return {
+            contributor.holding(0, 0): contributor
+            for contributor in self.attribution.contributors(rows)
+        }
 
     @cached_property
     def step_ranks(self) -> tuple[float, ...]:
@@ -332,8 +335,11 @@ class MemoryProfile(GpuQuestions):
     @property
     def unexplained_bytes(self) -> int:
         """Bytes that do not reconcile, with the allocator's own total or with what is alive."""
-        seen = self.reconciliation
-        return max(seen.drift_bytes, seen.unrecorded_bytes) + seen.unseen_bytes
+        reconciliation = self.reconciliation
+        return (
+            max(reconciliation.drift_bytes, reconciliation.unrecorded_bytes)
+            + reconciliation.unseen_bytes
+        )
 
     @cached_property
     def reconciliation(self) -> Reconciliation:
@@ -433,8 +439,8 @@ class MemoryProfile(GpuQuestions):
 
     def __sub__(self, before: MemoryProfile) -> tuple[Difference, ...]:
         """Return the growth from the other's peak to this one, the largest contributor first."""
-        found = differences(self.peak.live, before.peak.live)
-        return tuple(difference for difference in found if difference.size_bytes > 0)
+        all_differences = differences(self.peak.live, before.peak.live)
+        return tuple(difference for difference in all_differences if difference.size_bytes > 0)
 
     def region(self, begin_mark: int, end_mark: int, steps_of: str = "") -> MemoryProfile:
         """The part of the recording between two marks."""
@@ -517,9 +523,11 @@ def _telling_each(contributors: tuple[Contributor, ...]) -> tuple[Contributor, .
     largest: dict[Category, Contributor] = {}
     for contributor in contributors:
         largest.setdefault(contributor.category, contributor)
-    told = [c for c in contributors if c.size_bytes >= largest[c.category].size_bytes * LIVE_PART]
-    more = (c for c in told[LIVE_LIMIT:] if c is largest[c.category])
-    return (*told[:LIVE_LIMIT], *more)
+    contributors_told = [
+        c for c in contributors if c.size_bytes >= largest[c.category].size_bytes * LIVE_PART
+    ]
+    more = (c for c in contributors_told[LIVE_LIMIT:] if c is largest[c.category])
+    return (*contributors_told[:LIVE_LIMIT], *more)
 
 
 def analyze_trace(

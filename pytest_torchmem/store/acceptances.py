@@ -75,7 +75,7 @@ def read_acceptances(folder: Path) -> tuple[Acceptance, ...]:
     where there is no git, no repository or no baseline in its history.
     """
     log = run_git(folder, *_LOG, f"--format={_MARK}{_FIELDS}", "--", ".")
-    found: list[Acceptance] = []
+    acceptances: list[Acceptance] = []
     # The version that one commit leaves is the one that the next commit of the file begins with.
     entries = lru_cache(maxsize=None)(partial(_entries, folder))
     for block in log.split(_MARK)[1:]:
@@ -84,19 +84,19 @@ def read_acceptances(folder: Path) -> tuple[Acceptance, ...]:
         for was, now in _changed_files(names):
             if was.name and now.name and was.name != now.name:
                 old, new = _named(was.name), _named(now.name)
-                found = [_moved(item, old, new) for item in found]
+                acceptances = [_moved(item, old, new) for item in acceptances]
             test, environment = _named(now.name or was.name)
             before = {
-                key: numbers or _last(found, f"{test}::{key}", environment)
+                key: numbers or _last(acceptances, f"{test}::{key}", environment)
                 for key, numbers in entries(was).items()
             }
             who = commit[:_SHORT], author, date, subject
-            for key, change, after, told in _changes(before, entries(now)):
-                what = environment, change, after, told
-                found.append(Acceptance(f"{test}::{key}", *what, *who))
-    if not found:
+            for key, change, after, changed_number in _changes(before, entries(now)):
+                what = environment, change, after, changed_number
+                acceptances.append(Acceptance(f"{test}::{key}", *what, *who))
+    if not acceptances:
         raise ReportError(f"git knows no baseline in {folder}; commit the folder {FOLDER} first")
-    return tuple(found)
+    return tuple(acceptances)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,12 @@ def _moved(item: Acceptance, old: tuple[str, str], new: tuple[str, str]) -> Acce
     return replace(item, test=f"{new[0]}::{key}", environment=new[1])
 
 
-def _last(found: Iterable[Acceptance], test: str, environment: str) -> Numbers | None:
+def _last(acceptances: Iterable[Acceptance], test: str, environment: str) -> Numbers | None:
     """Return the numbers that were accepted last, of an entry that two branches had changed."""
-    told = [i.after for i in found if (i.test, i.environment) == (test, environment)]
-    return told[-1] if told else None
+    accepted_numbers = [
+        i.after for i in acceptances if (i.test, i.environment) == (test, environment)
+    ]
+    return accepted_numbers[-1] if accepted_numbers else None
 
 
 def _changed_files(names: str) -> Iterator[tuple[_Version, _Version]]:
@@ -167,8 +169,8 @@ def _changes(
         elif now and not was:
             yield key, Change.NEW, now, None
         elif now and was and was != now:
-            told = (told_change(was, now, allowance) for allowance in _ALLOWED)
-            change, number = next(pair for pair in told if pair[0] is not Change.WITHIN)
+            changes = (told_change(was, now, allowance) for allowance in _ALLOWED)
+            change, number = next(pair for pair in changes if pair[0] is not Change.WITHIN)
             yield key, change, now, number
 
 
@@ -192,5 +194,5 @@ def commits_address(folder: Path) -> str:
         remote = run_git(folder, "remote", "get-url", "origin").strip()
     except ReportError:
         return ""
-    found = _REMOTE.fullmatch(remote)
-    return f"https://{found[1]}/{found[2].removesuffix('.git')}/commit/" if found else ""
+    match = _REMOTE.fullmatch(remote)
+    return f"https://{match[1]}/{match[2].removesuffix('.git')}/commit/" if match else ""

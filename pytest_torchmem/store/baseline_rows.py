@@ -171,15 +171,15 @@ def read_origins(path: Path) -> dict[str, list[str]]:
         head, *lines = read_text(path).split("\n")
     except (OSError, ValueError):
         return {}
-    found: dict[str, list[str]] = {}
+    rows: dict[str, list[str]] = {}
     for line in lines if head == _HEAD else ():
         if line.startswith(_START):
             try:
                 key, _ = scanstring(line, len(_START))
             except ValueError:
                 continue
-            found.setdefault(key, []).append(line)
-    return found
+            rows.setdefault(key, []).append(line)
+    return rows
 
 
 def render_origins(lines: Mapping[str, Iterable[str]]) -> str:
@@ -205,8 +205,8 @@ def origin_line(key: str, entry: BaselineEntry) -> str:
         "live": f"[{', '.join(live)}]",
         "retained_live": f"[{', '.join(map(_told, entry.retained_live))}]",
     }
-    told = ", ".join(f'"{name}": {text}' for name, text in parts.items())
-    return f"[{encode(key)}, {encode(_all(Numbers.of(entry)))}, {{{told}}}]"
+    members = ", ".join(f'"{name}": {text}' for name, text in parts.items())
+    return f"[{encode(key)}, {encode(_all(Numbers.of(entry)))}, {{{members}}}]"
 
 
 def _told(c: Contributor) -> str:
@@ -222,8 +222,8 @@ def _around_bytes(
     """Return the text before and after a contributor's bytes; the rest is the same in many."""
     begin = encode({"category": category.value, "bytes": 0}).removesuffix("0}")
     said = {"operator": operator, "module": module, "source": source and source.to_json()}
-    told = {name: part for name, part in said.items() if part}
-    end = encode({"count": count, **told, "phase": phase.value}).removeprefix("{")
+    parts = {name: part for name, part in said.items() if part}
+    end = encode({"count": count, **parts, "phase": phase.value}).removeprefix("{")
     return begin, f", {end}"
 
 

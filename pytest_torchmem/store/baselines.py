@@ -77,10 +77,10 @@ class BaselineStore:
 
     def path(self, module: Path, environment: Environment) -> Path:
         """Return the file for one test module in one environment."""
-        asked = module, tuple(environment.items())
-        if asked not in self._paths:
-            self._paths[asked] = self.path_in(module, environment_name(environment))
-        return self._paths[asked]
+        place = module, tuple(environment.items())
+        if place not in self._paths:
+            self._paths[place] = self.path_in(module, environment_name(environment))
+        return self._paths[place]
 
     def root(self, module: Path) -> Path:
         """Return the folder that holds a folder for each environment."""
@@ -168,8 +168,8 @@ class BaselineStore:
 
     def unknown_fallbacks(self, modules: Iterable[Path]) -> tuple[str, ...]:
         """Return the names of environments that a user gave, and none of the modules has."""
-        known = {name for module in modules for name in self._environments(module)}
-        return tuple(name for name in self._fallbacks if name not in known)
+        environments = {name for module in modules for name in self._environments(module)}
+        return tuple(name for name in self._fallbacks if name not in environments)
 
     def _environments(self, module: Path) -> tuple[str, ...]:
         root = self.root(module)
@@ -295,10 +295,10 @@ def _kept(path: Path, stored: StoredEntries, key: str) -> tuple[list[str], list[
     if len(origins) < 2 and are_as_written(key, lines):
         return lines, origins
     try:
-        found = stored.numbers(key, path)
+        numbers = stored.numbers(key, path)
     except EntryError:
         return lines, origins
-    return entry_lines(key, found), [line for line in origins if explains(line, key, found)][:1]
+    return entry_lines(key, numbers), [line for line in origins if explains(line, key, numbers)][:1]
 
 
 def root_of(path: Path, environment: Environment) -> Path:

@@ -113,8 +113,8 @@ def _functions(node: ast.AST, within: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _telling(statements: Iterable[_Statement], others: Sequence[_Statement]) -> Lines:
-    known = frozenset[str]().union(*(other.names for other in others))
-    return _lines_of(s for s in statements if not s.only_defines or s.names & known)
+    other_names = frozenset[str]().union(*(other.names for other in others))
+    return _lines_of(s for s in statements if not s.only_defines or s.names & other_names)
 
 
 def _lines_of(statements: Iterable[_Statement]) -> Lines:

@@ -115,8 +115,8 @@ class KeptCode:
             self._git(index, "update-index", "--add", "-z", "--stdin", given=files)
             return self._git(index, "write-tree").strip()
         finally:
-            for left in (index, index.with_name(f"{index.name}.lock")):
-                left.unlink(missing_ok=True)
+            for file in (index, index.with_name(f"{index.name}.lock")):
+                file.unlink(missing_ok=True)
 
     def _git(self, index: Path, *arguments: str, given: str = "") -> str:
         return git_output(
@@ -251,8 +251,8 @@ class ChangedLines:
         since = {f: [h for h in some if h.is_code] for f, some in self._since(then).items()}
         lines = {f: [(h.first, min(h.first, h.last)) for h in some] for f, some in since.items()}
         for file, (was, now) in self._whole(then, since):
-            if told := changed_statements(was, now):
-                gone, came = told
+            if statements := changed_statements(was, now):
+                gone, came = statements
                 lines[file] = [
                     (first := min(came.intersection(h.is_now), default=h.first), min(first, h.last))
                     for h in since[file]
@@ -358,10 +358,10 @@ class ChangedLines:
             return []
         plain = ("--no-color", "--no-line-number", "--word-regexp", "--fixed-strings")
         tree = (then.now,) if then.now else ()
-        asked = ("--only-matching", *plain, *patterns, *tree, "--", ":/*.py")
-        text = self._git(then, "grep", "-h", *asked)
-        found = set(text.split("\n"))
-        return [file for file, some in spellings.items() if not found.isdisjoint(some)]
+        options = ("--only-matching", *plain, *patterns, *tree, "--", ":/*.py")
+        text = self._git(then, "grep", "-h", *options)
+        spelled = set(text.split("\n"))
+        return [file for file, some in spellings.items() if not spelled.isdisjoint(some)]
 
     def _diff(self, then: _Then, names: dict[str, str], *files: str) -> Changes:
         """Return the changes of some files; ``names`` takes the new name of each that has one."""

@@ -147,14 +147,14 @@ class ScheduledMemory:
             self._unscheduled_uses.subtract(node.uses)
         if node.kind is not NodeKind.OPERATOR:
             return
-        made = {s for s in node.makes if self._counted[s]} - self.live
+        new_storages = {s for s in node.makes if self._counted[s]} - self.live
         used = {s for s in node.uses if self._counted[s]}
         if not used <= self.live:
             raise EstimateError(
                 f"node {name} uses a storage that no node has made yet, or that is released"
             )
-        self.live |= made
-        self._current_bytes += sum(self._size_bytes[s] for s in made)
+        self.live |= new_storages
+        self._current_bytes += sum(self._size_bytes[s] for s in new_storages)
         self.peak_memory = max(self.peak_memory, self._current_bytes)
         released = {s for s in used & self._releasable if not self._unscheduled_uses[s]}
         self.live -= released

@@ -165,10 +165,10 @@ def _innermost(parents: NDArray[np.int32], condition: NDArray[np.bool_]) -> NDAr
     if not condition.any():
         return np.broadcast_to(np.int32(-1), len(parents))
     own = np.arange(len(parents), dtype=np.int32)
-    found = np.append(np.where(condition, own, parents), np.int32(-1))
-    while ((further := found[found]) != found).any():
-        found = further
-    return found[:-1]
+    nearest = np.append(np.where(condition, own, parents), np.int32(-1))
+    while ((further := nearest[nearest]) != nearest).any():
+        nearest = further
+    return nearest[:-1]
 
 
 def _phases(tree: OpTree) -> NDArray[np.uint8]:
@@ -209,9 +209,9 @@ def _called_again(tree: OpTree, in_backward: NDArray[np.bool_]) -> NDArray[np.bo
     calls = tree.trace.module_calls
     within = in_backward[calls["event"]]
     again = within & np.isin(calls["module"], calls["module"][~within])
-    found = np.zeros(len(tree.trace.events), np.bool_)
-    found[calls["event"][again]] = True
-    return found
+    mask = np.zeros(len(tree.trace.events), np.bool_)
+    mask[calls["event"][again]] = True
+    return mask
 
 
 def calls_of_engine(tree: OpTree) -> NDArray[np.bool_]:
@@ -220,10 +220,10 @@ def calls_of_engine(tree: OpTree) -> NDArray[np.bool_]:
     They make the first gradients, and wait while the engine runs a backward pass.
     """
     events, texts_are = tree.trace.events, tree.trace.texts_are
-    found: NDArray[np.bool_] = events["kind"] == EventKind.PY_CALL
-    found &= texts_are(events["file"], lambda text: text.endswith(_AUTOGRAD_FILES))
-    found &= texts_are(events["name"], _ENTRY_POINTS.__contains__)
-    return found
+    is_entry: NDArray[np.bool_] = events["kind"] == EventKind.PY_CALL
+    is_entry &= texts_are(events["file"], lambda text: text.endswith(_AUTOGRAD_FILES))
+    is_entry &= texts_are(events["name"], _ENTRY_POINTS.__contains__)
+    return is_entry
 
 
 def _inside(
@@ -302,9 +302,9 @@ class Annotations:
 
 def are_labels(events: Table) -> NDArray[np.bool_]:
     """Return which events are names that code put on a stretch with ``record_function``."""
-    found: NDArray[np.bool_] = events["kind"] == EventKind.TORCH_OP
-    found &= events["scope"] == Scope.OTHER
-    return found
+    is_operator: NDArray[np.bool_] = events["kind"] == EventKind.TORCH_OP
+    is_operator &= events["scope"] == Scope.OTHER
+    return is_operator
 
 
 def start_ns(tree: OpTree) -> int:
