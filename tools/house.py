@@ -31,15 +31,15 @@ LONG_LINES = 40
 #: Lines of Python in a room, or of another language where one is named: about what there is. A room
 #: that grows loses as much elsewhere, or a page of docs/decisions says why the number is raised.
 LINES: Final = {
-    "analysis": 10_850,
+    "analysis": 11_000,
     "building": 150,
     "cli": 1_600,
     "contexts": 200,
     "measuring": 1_850,
-    "plugin": 4_350,
+    "plugin": 4_450,
     "record": 8_600,
     "record (C++)": 950,
-    "report": 2_500,
+    "report": 2_550,
     "report (JavaScript)": 1_600,
     "simulate": 1_100,
     "simulate (C++)": 9_000,

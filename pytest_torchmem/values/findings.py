@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
@@ -254,6 +255,10 @@ class CodeLines(JsonRow):
         name = self.text.replace("\\", "/").rpartition("/")[2]
         return f"{name} (lines before it are gone)" if self.last < self.first else name
 
+    def has(self, place: CodeLines) -> bool:
+        """True where another place begins in these lines."""
+        return self.file == place.file and self.first <= place.first <= self.last
+
     @property
     def text(self) -> str:
         """The place with the whole path of its file."""
@@ -269,7 +274,8 @@ class LineDifference(JsonFields):
     Lines that were changed together count as one. What no line made stands alone.
 
     Attributes:
-        parts: The contributors of the line that differ, the largest change first; never empty.
+        parts: The contributors of the line that differ, those first that changed as the line did,
+            the largest change first; never empty.
         changed: The lines that were changed together; None where the line is as it was.
     """
 
@@ -284,6 +290,14 @@ class LineDifference(JsonFields):
     @property
     def contributors(self) -> tuple[Contributor, ...]:
         return tuple(part.contributor for part in self.parts)
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The operators of the line, the one that made most of its change first."""
+        sign, amounts = (1 if self.size_bytes > 0 else -1), Counter[str]()
+        for part in self.parts:
+            amounts[part.contributor.operator] += max(0, sign * part.size_bytes)
+        return tuple(operator for operator, _ in amounts.most_common())
 
     @property
     def place(self) -> CodeLines | None:
@@ -325,6 +339,11 @@ class Finding(JsonFields):
     place: CodeLines | None = field(default=None, metadata=RARE)
     changed_since: tuple[CodeLines, ...] = field(default=(), metadata=RARE)
     allowed: str = field(default="", metadata=RARE)
+
+    @property
+    def is_at_change(self) -> bool:
+        """True where the line that the words name has changed itself."""
+        return any(line.changed == self.place for line in self.lines[:1] if line.changed)
 
     @property
     def sentence(self) -> str:

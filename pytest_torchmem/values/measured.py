@@ -197,7 +197,7 @@ def sentences(windows: Iterable[Window], name_regions: bool = True) -> tuple[str
         for finding in window.findings:
             # One cause may count in several categories: scratch at one moment, and kept later.
             cause: object = finding.causes[0].told_line if finding.causes else id(finding)
-            if finding.place and not finding.changed_since:
+            if finding.place and (finding.is_at_change or not finding.changed_since):
                 cause = str(finding.place)
             elif finding.causes and (source := finding.causes[0].source):
                 cause = str(source)

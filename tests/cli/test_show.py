@@ -198,3 +198,14 @@ def test_a_folder_of_the_files_of_several_ranks_has_what_each_of_them_notes(comm
     for number in range(2):
         assert f"  failed: rank {number} is too large" in text
         assert f"  note: a note of {number}" in text
+
+
+def test_a_baseline_without_its_origins_shows_the_categories_that_its_numbers_have(
+    command, tmp_path
+):
+    path = tmp_path / "__torchmem__/cpu-torch2.13/test_a.json"
+    baseline(path, {"test_x": MiB})
+    path.with_suffix(".origins").unlink()
+    assert "test_x  (at most activation 1.0 MiB)" in command("show", path)[1]
+    one = command("show", path, "test_x")[1]
+    assert "  activation:         1.0 MiB at most" in one.splitlines()

@@ -43,6 +43,8 @@ from pytest_torchmem.values.units import format_apart, format_change, format_sha
 
 # A line that made one in so many of the growth is one that made the total grow.
 _EXPLAINS: Final = 4
+# What grew by one in so many of a line's bytes, and was there first, may have made it larger.
+_READS: Final = 8
 _FEW_NOTES: Final = 5
 _NO_ORIGINS: Final = (
     "; by what it grew is not known: the .origins file beside the baseline lacks this entry, and "
@@ -438,22 +440,41 @@ class _Sides:
 
 
 def with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Finding, ...]:
-    """Say in the first sentence what has changed, where that is not the line of its cause."""
+    """Say in the first sentence what has changed, where that is not the line of its cause.
+
+    A line that was edited and that makes more of what it made before may be larger for another
+    reason: a number in it was changed, and so was the fixture that it reads.
+    """
     if not findings or not findings[0].causes:
         return findings
     first, *others = findings
     source = first.causes[0].source
-    if source and code.changed_at(source):
+    own = code.changed_at(source) if source else None
+    if own and _explains_itself(first):
         return findings
     made = (*(c for line in first.lines for c in line.contributors), *first.causes)
-    places = causes.nearest_first(made, code.places())
+    apart = [place for place in code.places() if own is None or not own.has(place)]
+    places = causes.nearest_first(made, apart)
     if not places:
-        if first.kind is FindingKind.GROWN and code.is_same():
+        if own is None and first.kind is FindingKind.GROWN and code.is_same():
             first = replace(first, others=first.others + _SAME_CODE)
         return (first, *others)
-    told = first.others + causes.changes_text(places)
-    place = places[0] if len(places) == 1 else first.place
+    told = first.others + causes.changes_text(places, is_beside=own is not None)
+    place = places[0] if len(places) == 1 and own is None else first.place
     return (replace(first, others=told, changed_since=places, place=place), *others)
+
+
+def _explains_itself(finding: Finding) -> bool:
+    """True where a line makes what nobody made before, and nothing that it reads is larger."""
+    if not finding.lines or finding.key in RETAINED:
+        return False
+    lead, *rest = finding.lines
+    new = [part for part in lead.parts if part.kind is DifferenceKind.NEW]
+    if 2 * sum(part.size_bytes for part in new) < lead.size_bytes:
+        return False
+    first = min(part.contributor.order for part in new)
+    grown = (p for line in rest for p in line.parts if p.size_bytes * _READS > lead.size_bytes)
+    return not any(p.contributor.order < first for p in grown)
 
 
 def _with_cause(finding: Finding, result: Result) -> Finding:
@@ -465,6 +486,7 @@ def _with_cause(finding: Finding, result: Result) -> Finding:
         cause = causes.cause_of(lines, grown_bytes, finding.key)
         return replace(
             finding,
+            lines=tuple(sorted(finding.lines, key=lambda line: line is not cause.lead)),
             cause=cause.text,
             causes=cause.contributors,
             others=cause.others,

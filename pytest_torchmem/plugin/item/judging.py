@@ -6,6 +6,7 @@ It knows neither pytest nor the recording: what a verdict needs of these it take
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -122,13 +123,13 @@ class Baselines:
         """The test's baseline file."""
         return self.store.path(self.module, self.environment())
 
-    def code(self, name: str) -> CodeChanges:
-        """Return the changes of code since the entry of a window was stored.
+    def code(self, key: str) -> CodeChanges:
+        """Return the changes of code since an entry was stored.
 
         Of all places that have changed those are told that the test can reach.
         """
         since, environment = self.store.changed_lines, self.environment()
-        entry = self.store.stored_entry(self.path, environment, entry_key(self.nodeid, name))
+        entry = self.store.stored_entry(self.path, environment, key)
         return CodeChanges(
             partial(since.changed_at, entry),
             lambda: self.in_reach(since.places(entry)),
@@ -147,9 +148,12 @@ class Baselines:
             shown_path = relative_path(self.path, self.start)
             raise BaselineError(error.sentence.replace(str(self.path), shown_path)) from None
 
-    def missing(self, result: Result) -> tuple[str, tuple[Finding, ...]]:
+    def missing(self, result: Result, allowance: Allowance) -> tuple[str, tuple[Finding, ...]]:
         """Return the nearest environment that has an entry for a window, ``""`` without one; and a
-        finding where an entry is required and neither there nor about to be stored."""
+        finding where an entry is required and neither there nor about to be stored.
+
+        It says by how much a test that was renamed has grown.
+        """
         key = entry_key(self.nodeid, result.name)
         near = self.store.nearest(self.module, self.environment(), key)
         stores_new = Change.NEW in self.settings.accepted
@@ -160,7 +164,26 @@ class Baselines:
             f"; nearest is {near}, --torchmem-baseline-from={near} compares with it" if near else ""
         )
         text = f"there is no baseline for {key} in {shown_path}{other}"
-        return near, (Finding(FindingKind.NO_BASELINE, "total", text),)
+        missing = Finding(FindingKind.NO_BASELINE, "total", text)
+        return near, (self._with_renamed(missing, key, result, allowance),)
+
+    def _with_renamed(
+        self, missing: Finding, key: str, result: Result, allowance: Allowance
+    ) -> Finding:
+        path, environment = self.path, self.environment()
+        with suppress(BaselineError):  # as no test can use it, it is none
+            old = self.store.renamed_from(path, environment, key, self.module)
+            stored = self.store.entry(path, environment, old) if old else None
+            if stored:
+                text = f"{missing.numbers}; it seems to be {old}, renamed"
+                code = self.code(old)
+                compared = judge_baseline(result, Reference.of(stored), allowance, code)
+                for grown in with_changes(compared.findings, code)[:1]:
+                    return replace(
+                        grown, kind=missing.kind, numbers=f"{text}; against that, {grown.numbers}"
+                    )
+                return replace(missing, numbers=text)
+        return missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +253,10 @@ class Judge:
         findings = (*judged.findings, *spread)
         reference = self.baselines.reference(result.name)
         if reference is None or (reference.environment and Change.NEW in settings.accepted):
-            near, missing = self.baselines.missing(result)
+            near, missing = self.baselines.missing(result, allowance)
             findings = (*findings, *missing)
             return replace(judged, findings=findings, change=Change.NEW, nearest=near)
-        code = self.baselines.code(result.name)
+        code = self.baselines.code(judged.key)
         compared = judge_baseline(result, reference, allowance, code)
         grown = told_by_allocator(compared.findings, result, window.source)
         accepted = ""

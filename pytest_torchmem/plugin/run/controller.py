@@ -375,7 +375,7 @@ class Collector:
         shown_path = relative_path(plan.path, self.config.invocation_params.dir)
         self._renamed |= {(plan.module, key) for key in plan.renames.values()}
         if not settings.follows_renames:
-            self._lines += tables.rename_lines(plan.renames, shown_path)
+            self._lines += tables.rename_lines(plan.renames, plan.changed, shown_path)
         if not plan.writes and not (settings.accepted and plan.unused):
             return False
         try:
