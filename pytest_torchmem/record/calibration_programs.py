@@ -39,10 +39,12 @@ def attention() -> None:
         query, key, value = (_made(2, 8, 256, 64, dtype=_HALF) for _ in range(3))
         try:
             with sdpa_kernel(SDPBackend.__members__[backend]):
-                made = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+                attended = functional.scaled_dot_product_attention(
+                    query, key, value, is_causal=True
+                )
         except RuntimeError:  # no such kernel for this GPU
             continue
-        _ends(made)
+        _ends(attended)
 
 
 def convolutions() -> None:

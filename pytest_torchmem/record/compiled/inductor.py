@@ -56,15 +56,15 @@ def kernels_by_line(path: str) -> Mapping[int, Kernel]:
         tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError):
         return {}
-    found: dict[int, Kernel] = {}
+    kernels: dict[int, Kernel] = {}
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
-            found |= _of_function(function, text.splitlines())
-    return found
+            kernels |= _of_function(function, text.splitlines())
+    return kernels
 
 
 def _of_function(function: ast.FunctionDef, lines: Sequence[str]) -> dict[int, Kernel]:
-    found: dict[int, Kernel] = {}
+    kernels: dict[int, Kernel] = {}
     waiting: dict[str, int] = {}
     for statement in _statements(function.body):
         value = statement.value
@@ -79,11 +79,11 @@ def _of_function(function: ast.FunctionDef, lines: Sequence[str]) -> dict[int, K
                 for used in _names(value.args):
                     _rename(waiting, used, name)
             elif not called.startswith(_NO_KERNELS):
-                kernel = found[statement.lineno] = _kernel(value, statement.lineno, lines)
+                kernel = kernels[statement.lineno] = _kernel(value, statement.lineno, lines)
                 for used in _names([*value.args, *(k.value for k in value.keywords)]):
                     if used in waiting:
-                        found[waiting.pop(used)] = kernel
-    return {line: kernel for line, kernel in found.items() if kernel.operator}
+                        kernels[waiting.pop(used)] = kernel
+    return {line: kernel for line, kernel in kernels.items() if kernel.operator}
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.Expr | ast.Assign]:

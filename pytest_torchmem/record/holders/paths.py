@@ -243,8 +243,8 @@ def _step_of_function(function: types.FunctionType, held: object, way: str) -> s
 
 def _step_of_context(node: object, held: object, way: str) -> str:
     """Return the way from a node of a context's tree, which tells each value before its key."""
-    told = heap.referents(node)
-    key = next((key for value, key in pairwise(told) if value is held), None)
+    referents = heap.referents(node)
+    key = next((key for value, key in pairwise(referents) if value is held), None)
     return f"{key.name!r}{way}" if isinstance(key, contextvars.ContextVar) else way
 
 
@@ -262,15 +262,15 @@ def _namespace(holder: object) -> Any:
 
 def attributes_of(holder: object) -> dict[str, object]:
     """Return an object's attributes, without waking any property."""
-    found = dict(_namespace(holder) or {})
+    names = dict(_namespace(holder) or {})
     for cls in type(holder).__mro__:
         for name, member in vars(cls).items():
             if isinstance(member, types.MemberDescriptorType):
                 try:
-                    found[name] = member.__get__(holder)
+                    names[name] = member.__get__(holder)
                 except AttributeError:
                     continue
-    return found
+    return names
 
 
 def _items(holder: object) -> Iterator[tuple[str, object]]:
@@ -302,8 +302,8 @@ def _root(holder: object) -> str:
         return f"{holder.__module__}.{holder.__qualname__}"
     if heap.is_a(holder, types.FunctionType):
         module = sys.modules.get(holder.__module__ or "")
-        known = getattr(module, holder.__name__, None) is holder
-        return f"{holder.__module__}.{holder.__qualname__}" if known else ""
+        is_module_s = getattr(module, holder.__name__, None) is holder
+        return f"{holder.__module__}.{holder.__qualname__}" if is_module_s else ""
     if type(holder).__name__ == "FixtureDef":
         return f"the fixture {getattr(holder, 'argname', '')!r}: "
     if heap.is_a(holder, contextvars.Context):

@@ -214,14 +214,14 @@ _PLUMBING: Final = (
 
 def collected_garbage() -> list[object]:
     """Return all objects that only the garbage collector would free, still alive."""
-    flags, known = gc.get_debug(), len(gc.garbage)
+    flags, garbage_count = gc.get_debug(), len(gc.garbage)
     gc.set_debug(flags | gc.DEBUG_SAVEALL)
     try:
         gc.collect()
     finally:
         gc.set_debug(flags)
-    garbage = gc.garbage[known:]
-    del gc.garbage[known:]
+    garbage = gc.garbage[garbage_count:]
+    del gc.garbage[garbage_count:]
     return garbage
 
 

@@ -76,10 +76,10 @@ class Census:
         """Return every living instance of the classes."""
         unseen = self._unseen()
         if unseen and unseen == self._complete:
-            found = _each_once(self._alive(), _young(self._classes))
+            objects = _each_once(self._alive(), _young(self._classes))
             # A collection may have run just now.
             if unseen == self._unseen():
-                return found
+                return objects
         return self._look()
 
     def settle(self, must_collect: Callable[[], bool] = lambda: False) -> None:
@@ -123,10 +123,10 @@ class Census:
 
     def _look(self) -> list[object]:
         unseen = self._unseen()
-        found = instances_of(self._classes)
-        self._known[:] = map(CensusReference, found)
+        instances = instances_of(self._classes)
+        self._known[:] = map(CensusReference, instances)
         self._complete = unseen
-        return found
+        return instances
 
 
 # Python looks at everything once so large a part of it is new.
@@ -209,9 +209,9 @@ class Live(NamedTuple):
 
 def find_live() -> Live:
     """Return everything of torch's that is alive."""
-    found = _CENSUS.find()
-    modules, optimizers = _of(torch.nn.Module, found), _of(torch.optim.Optimizer, found)
-    return Live(_tensors(found), _of(torch.UntypedStorage, found), modules, optimizers)
+    objects = _CENSUS.find()
+    modules, optimizers = _of(torch.nn.Module, objects), _of(torch.optim.Optimizer, objects)
+    return Live(_tensors(objects), _of(torch.UntypedStorage, objects), modules, optimizers)
 
 
 def find_modules() -> list[torch.nn.Module]:
@@ -225,12 +225,12 @@ def find_holding() -> list[torch.Tensor | torch.UntypedStorage]:
     return [*live.tensors, *live.storages]
 
 
-def _tensors(found: Sequence[object]) -> list[torch.Tensor]:
-    return [tensor for tensor in _of(torch.Tensor, found) if answers(tensor)]
+def _tensors(objects: Sequence[object]) -> list[torch.Tensor]:
+    return [tensor for tensor in _of(torch.Tensor, objects) if answers(tensor)]
 
 
-def _of(kind: type[_T], found: Sequence[object]) -> list[_T]:
-    return [thing for thing in found if is_a(thing, kind)]
+def _of(kind: type[_T], objects: Sequence[object]) -> list[_T]:
+    return [thing for thing in objects if is_a(thing, kind)]
 
 
 def settle_collector(must_collect: Callable[[], bool]) -> None:
@@ -262,4 +262,8 @@ class SwapWatch:
 
     @staticmethod
     def getweakrefs(thing: object) -> list[weakref.ref[Any]]:
-        return [known for known in weakref.getweakrefs(thing) if type(known) is not CensusReference]
+        return [
+            reference
+            for reference in weakref.getweakrefs(thing)
+            if type(reference) is not CensusReference
+        ]
