@@ -50,7 +50,7 @@ def table(measurements: Measurements) -> str:
 
 def _composition(entry: BaselineEntry) -> str:
     if entry.is_composed:
-        return _composition(entry)
+        return tables.largest(entry.at_peak, 3)
     return f"at most {tables.largest(entry.peaks, 3)}"
 
 
