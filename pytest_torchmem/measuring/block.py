@@ -20,6 +20,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 
 from pytest_torchmem.analysis.caching_allocator.requests import Requests
 from pytest_torchmem.analysis.gpu_questions import with_counters
+from pytest_torchmem.analysis.judge.counters import told_by_allocator
 from pytest_torchmem.analysis.judge.holders import explain_retained
 from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.contexts import Around, gc_paused
@@ -180,6 +181,7 @@ class Measure(Region):
         if self._expected.output is not None:
             self.save(self._expected.output)
         if findings := judge_limits(self.result, sizes_now(OWNER, limits)) if limits else ():
+            findings = told_by_allocator(findings, self.result, self._window)
             judged = explain_retained(Window(self.result, findings), self._window.find_holders)
             self._result = judged.result
             first = judged.findings[0]

@@ -10,6 +10,7 @@ from typing import Final
 
 from pytest_torchmem.analysis.judge import causes
 from pytest_torchmem.analysis.judge.causes import LostByOrigin
+from pytest_torchmem.analysis.judge.counters import there_before
 from pytest_torchmem.analysis.judge.differences import number_differences
 from pytest_torchmem.analysis.judge.lines import ChangedAt, by_line, cause_first, largest_line
 from pytest_torchmem.values.baseline import (
@@ -492,40 +493,26 @@ def _with_cause(finding: Finding, result: Result) -> Finding:
             others=cause.others,
             place=cause.place,
         )
-    if began := _before_the_body(finding, result):
-        return replace(finding, cause=began)
+    before, before_bytes = "", 0
+    if finding.key in COUNTERS and result.counters:
+        before, before_bytes = there_before(finding, result.counters)
+        if before_bytes >= finding.excess_bytes:  # then no line of the body is a cause
+            reading: int = getattr(result.counters, finding.key)
+            added = format_size(reading - before_bytes)
+            return replace(finding, cause=f"{before}the body added {added}")
     live = contributors(result, finding.key)
     own = tuple(c for c in live if c.category is not Category.WORKSPACE)
     largest = largest_line(own or live)
     if not largest:
         return finding
     size_bytes = sum(c.size_bytes for c in largest)
-    text = f"largest {format_size(size_bytes)} {causes.told_by_line(largest, finding.key)}"
+    text = f"{before}largest {format_size(size_bytes)} {causes.told_by_line(largest, finding.key)}"
     workspace_bytes = sum(c.size_bytes for c in live) - sum(c.size_bytes for c in own)
     if own and workspace_bytes:
         text += f", beside {format_size(workspace_bytes)} of workspace"
     source = largest[0].source
     place = CodeLines(source.file, source.line, source.line) if source else None
     return replace(finding, cause=text, causes=largest, place=place)
-
-
-def _before_the_body(finding: Finding, result: Result) -> str:
-    """Return how much of a counter was there before; ``""`` where the body alone is over the limit.
-
-    A counter holds what fixtures and other tests have on the device. The lines of the body are no
-    cause of that.
-    """
-    if finding.key not in COUNTERS or result.counters is None:
-        return ""
-    before_bytes = result.counters.before(finding.key)
-    if before_bytes < finding.excess_bytes:
-        return ""
-    reading: int = getattr(result.counters, finding.key)
-    before, added = format_size(before_bytes), format_size(reading - before_bytes)
-    return (
-        f"{before} of that was {finding.key} before the body began, for fixtures or for what ran "
-        f"earlier; the body added {added}"
-    )
 
 
 def _per_step(result: Result) -> tuple[LineDifference, ...]:

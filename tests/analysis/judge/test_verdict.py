@@ -558,7 +558,7 @@ def test_every_key_is_judged(key):
 
 
 @pytest.mark.parametrize("key", COUNTERS)
-def test_what_was_there_before_the_body_is_named_only_where_it_breaks_the_limit(key):
+def test_what_was_there_before_the_body_is_named_where_it_is_much_of_what_is_too_much(key):
     before = {f"{key}_before": 6 * MiB}
     counters = Counters(*[10 * MiB] * 4, **before)  # type: ignore[arg-type]
     result = measured(live(4 * MiB), device="cuda:0", counters=counters)
@@ -568,7 +568,11 @@ def test_what_was_there_before_the_body_is_named_only_where_it_breaks_the_limit(
         "the body added 4.0 MiB"
     )
     assert finding.causes == ()
+    began = f"6.0 MiB of that was {key} before the body began, for fixtures or for what ran earlier"
     (finding,) = judge_limits(result, {key: 3 * MiB})
+    assert finding.cause.startswith(f"{began}; largest 4.0 MiB of activation from aten::mm")
+    little = Counters(*[10 * MiB] * 4, **{f"{key}_before": MiB})  # type: ignore[arg-type]
+    (finding,) = judge_limits(replace(result, counters=little), {key: 3 * MiB})
     assert finding.cause.startswith("largest 4.0 MiB of activation from aten::mm")
 
 
