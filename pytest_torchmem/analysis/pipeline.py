@@ -12,11 +12,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_torchmem.analysis.caching_allocator.requests import Requests
+from pytest_torchmem.analysis.caching_allocator.requests import Request, Requests
 from pytest_torchmem.analysis.events import op_tree
 from pytest_torchmem.analysis.events.device_queue import DeviceQueue, find_device_queue
 from pytest_torchmem.analysis.events.op_tree import OpTree
-from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
+from pytest_torchmem.analysis.gpu_questions import (
+    GpuQuestions,
+    requests_of_window,
+    storages_of_window,
+)
 from pytest_torchmem.analysis.judge.differences import differences
 from pytest_torchmem.analysis.judge.holders import LeftBehind
 from pytest_torchmem.analysis.storages import explanation
@@ -352,32 +356,48 @@ class MemoryProfile(GpuQuestions):
         return self.attribution.contributors(rows.tolist())
 
     def reserved(
-        self, segments: Iterable[ReservedSegment]
+        self, segments: Iterable[ReservedSegment], address: NDArray[np.int64] | None = None
     ) -> tuple[tuple[ReservedSegment, Contributor], ...]:
         """Return those of the segments that serve the window, each with what came into it first.
 
         That is what the allocator reserved it for, unless it had the segment before. It has the
-        bytes that nothing was using when the last of them was reserved.
+        bytes that nothing was using when the last of them was reserved. ``address`` says where
+        each storage is, if not where it was recorded.
         """
-        rows = np.flatnonzero(self.evidence.made & self.evidence.mine)
-        rows = rows[np.argsort(self.storages.born[rows], kind="stable")]
-        address = self.storages.ptr[rows].astype(np.int64)
+        born, died, made = self.storages.born, self.storages.died, self.evidence.made
+        rows = np.flatnonzero((made | self.evidence.counted) & self.evidence.mine)
+        rows = rows[np.argsort(born[rows], kind="stable")]
+        address = (self.storages.ptr if address is None else address)[rows].astype(np.int64)
         found = []
         for segment in segments:
             end = segment.address + segment.size_bytes
             inside = rows[(address >= segment.address) & (address < end)]
-            if len(inside):
-                found.append((segment, inside))
-        born, died = self.storages.born, self.storages.died
-        last = max((born[inside[0]] for _, inside in found), default=0)
+            if made[inside].any():
+                found.append((segment, inside, int(inside[made[inside]][0])))
+        last = max((born[first] for _, _, first in found), default=0)
 
-        def reserved_for(segment: ReservedSegment, inside: NDArray[np.int64]) -> Contributor:
+        def free_in(segment: ReservedSegment, inside: NDArray[np.int64]) -> int:
             live = inside[(born[inside] <= last) & (died[inside] > last)]
-            free_bytes = segment.size_bytes - int(self.storages.size_bytes[live].sum())
-            one = self.attribution.contributor(int(inside[0]))
-            return replace(one, size_bytes=max(0, free_bytes))
+            return max(0, segment.size_bytes - int(self.storages.size_bytes[live].sum()))
 
-        return tuple((segment, reserved_for(segment, inside)) for segment, inside in found)
+        return tuple(
+            (s, replace(self.attribution.contributor(first), size_bytes=free_in(s, inside)))
+            for s, inside, first in found
+        )
+
+    def reserved_if_simulated(
+        self, settings: str
+    ) -> tuple[tuple[ReservedSegment, Contributor], ...]:
+        """Return what `reserved` does, for the caching allocator of a GPU with these settings.
+
+        Raises what `simulate` raises.
+        """
+        requests, run = self.allocator_requests, self.simulate(settings)
+        made = requests.kind == Request.ALLOC
+        address = np.zeros(len(self.storages), np.int64)
+        address[storages_of_window(self.evidence)[requests.key[made]]] = run.address[made]
+        segments = (ReservedSegment(s.address, s.size_bytes, bool(s.pool)) for s in run.segments)
+        return self.reserved(segments, address)
 
     def allocated_at_peak(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the allocation event of each storage that was live at the peak, and its bytes.

@@ -374,6 +374,8 @@ _LONGEST_NAME: Final = 300
 _MOST_DEVICES: Final = 127
 """torch numbers its devices in 8 bits."""
 # On a simulated GPU torch lies among what was fetched for that.
+# A file, the code of `python -c`, and what was typed into Python.
+_PYTHON: Final = re.compile(r"\.py$|^<(string|stdin|ipython-input-.*)>$")
 _LIBRARY: Final = re.compile(
     r"[/\\](?:site-packages|dist-packages|lib[/\\]python3\.\d+|pytest-torchmem[/\\]simulate)[/\\]"
 )
@@ -442,8 +444,10 @@ def _site(frames: Sequence[StackFrame], phase: Phase | None) -> Site:
     operators = [
         match[1] for frame in frames if (match := _OPERATOR.match(frame["name"], 0, _LONGEST_NAME))
     ]
-    python = [frame for frame in frames if frame["filename"].endswith(".py")]
+    python = [frame for frame in frames if _PYTHON.search(frame["filename"])]
     own = [frame for frame in python if not _LIBRARY.search(frame["filename"])] or python
+    # What a library generates, such as the methods of a dataclass, is named like what was typed.
+    own = sorted(own, key=lambda frame: frame["filename"].startswith("<"))
     source = Source(own[0]["filename"], own[0]["line"], own[0]["name"]) if own else None
     if phase is None and any(frame["name"].startswith(_ENGINE) for frame in frames):
         phase = Phase.BACKWARD

@@ -19,6 +19,7 @@ from pytest_torchmem.analysis.caching_allocator.requests import Request
 from pytest_torchmem.simulate.process import entry_point_folder, variables
 from pytest_torchmem.simulate.torch_builds import torch_build
 from pytest_torchmem.store.snapshots import load_snapshot
+from pytest_torchmem.values.contributors import Phase
 from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.json_values import (
     WRONG,
@@ -36,6 +37,7 @@ MOST_BYTES: Final = 50_000
 _PROGRAMS: Final = Path(__file__).parents[1] / "record" / "calibration_programs.py"
 _KEEPS_HISTORY: Final = "kept_history:keep_history"
 _BACKWARD: Final = "backward"
+_NO_LINE: Final = "no line of Python"
 _FEW: Final = 3
 _MOST_COMPARED: Final = 100_000
 
@@ -45,7 +47,8 @@ class PlaceSizes(JsonRow):
     """The allocations of one operator at one line, in their order.
 
     Attributes:
-        place: File and line; ``backward`` for what autograd's thread asked for.
+        place: File and line; ``backward`` for what autograd's thread asked for, and
+            ``no line of Python`` for what else none is known of.
         real: Their bytes on the GPU: ``512x3 1024`` for three of 512 and one of 1,024.
         simulated: The same on the simulated one.
     """
@@ -181,7 +184,9 @@ def _run(
     allocations = []
     for key, size_bytes in enumerate(requests.size_bytes[requests.kind == Request.ALLOC].tolist()):
         made = snapshot.sites[key].origin
-        place = str(made.source) if made.source else _BACKWARD
+        place = str(made.source) if made.source else _NO_LINE
+        if not made.source and made.phase is Phase.BACKWARD:
+            place = _BACKWARD
         allocations.append(((made.operator, place), size_bytes))
     told = CalibratedGpu.from_json(parse_json(read_text(folder / "device.json")))
     return told, allocations

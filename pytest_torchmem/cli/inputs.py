@@ -26,7 +26,7 @@ from pytest_torchmem.store.snapshots import load_snapshot, load_snapshots
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import BaselineError, ReportError
-from pytest_torchmem.values.measured import MeasuredTest, Window, unjudged
+from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.units import format_size, one_line
 
 _BASELINE_FOLDER: Final = "__torchmem__"
@@ -229,7 +229,7 @@ def run_of(path: Path, name: str, device: str = "") -> RunReport:
                 f"{name} on {result.device}" if several else name,
                 "",
                 {"device": result.device},
-                (unjudged(result, picture),),
+                (Window(result, picture=picture),),
             )
             for result, picture in found
         )

@@ -37,7 +37,7 @@ def table(measurements: Measurements) -> str:
     for (key, entry), size in zip(ranked, sizes, strict=True):
         name = f"{key} on {key.environment}" if several else str(key)
         window = measurements.windows.get(key)
-        told = [f"({tables.largest(entry.at_peak, 3)})", window.status if window else ""]
+        told = [f"({_composition(entry)})", window.status if window else ""]
         lines.append(f"{size:>{wide}}  {name}  {', '.join(filter(None, told))}")
     environments = "; ".join(measurements.environments)
     windows = measurements.windows.values()
@@ -46,6 +46,12 @@ def table(measurements: Measurements) -> str:
     run = measurements.run
     judged = [f"memory: {run.headline}"] if run and any(t.standing for t in run.tests) else []
     return "\n".join([*lines, closing, *judged, *(f"note: {note}" for note in notes)])
+
+
+def _composition(entry: BaselineEntry) -> str:
+    if entry.is_composed:
+        return tables.largest(entry.at_peak, 3)
+    return f"at most {tables.largest(entry.peaks, 3)}"
 
 
 def details(
@@ -119,8 +125,9 @@ def _figures(entry: BaselineEntry) -> Iterator[str]:
     for category, size_bytes in entry.peaks.items():
         if size_bytes:
             at_peak = format_size(entry.at_peak[category])
+            at_peak = f"{at_peak:>11} at the peak, " if entry.is_composed else ""
             name = f"{words(category.value)}:"
-            yield f"  {name:<17}{at_peak:>11} at the peak, {format_size(size_bytes):>10} at most"
+            yield f"  {name:<17}{at_peak}{format_size(size_bytes):>10} at most"
 
 
 _HEADERS: Final = (

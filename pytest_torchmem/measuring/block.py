@@ -20,8 +20,9 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 
 from pytest_torchmem.analysis.caching_allocator.requests import Requests
 from pytest_torchmem.analysis.gpu_questions import with_counters
+from pytest_torchmem.analysis.judge.counters import told_by_allocator
 from pytest_torchmem.analysis.judge.holders import explain_retained
-from pytest_torchmem.analysis.judge.verdict import judge_limits, sentences
+from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.contexts import Around, gc_paused
 from pytest_torchmem.measuring.body_measurement import (
     BodyMeasurement,
@@ -34,13 +35,13 @@ from pytest_torchmem.values.errors import LimitError, MarkerError, RecordingErro
 from pytest_torchmem.values.findings import (
     Size,
     SizeByDevice,
-    Verdict,
     limits_on,
     read_limits,
     require_steps,
     sizes_now,
 )
 from pytest_torchmem.values.json_values import shown
+from pytest_torchmem.values.measured import Window, sentences
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import (
@@ -180,11 +181,12 @@ class Measure(Region):
         if self._asked.output is not None:
             self.save(self._asked.output)
         if findings := judge_limits(self.result, sizes_now(OWNER, limits)) if limits else ():
-            verdict = explain_retained(Verdict(self.result, findings), self._window.find_holders)
-            self._result = verdict.result
-            first = verdict.findings[0]
-            sentence = verdict.where + first.sentence
-            raise LimitError(sentence, sentences([verdict]), first.kind.value)
+            findings = told_by_allocator(findings, self.result, self._window)
+            judged = explain_retained(Window(self.result, findings), self._window.find_holders)
+            self._result = judged.result
+            first = judged.findings[0]
+            sentence = judged.where + first.sentence
+            raise LimitError(sentence, sentences([judged]), first.kind.value)
 
     def _new_measurement(self) -> BodyMeasurement:
         return BodyMeasurement(self._asked.device or None)

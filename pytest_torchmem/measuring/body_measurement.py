@@ -108,11 +108,15 @@ class _Stretch(GpuQuestions):
     def reserved(self) -> tuple[tuple[ReservedSegment, Contributor], ...]:
         """Return the segments that it had reserved and that are still there: `profile.reserved`.
 
-        Raises what `allocator_requests` does.
+        On the CPU they are those that a GPU's allocator would have. Raises what
+        `allocator_requests` and `simulate` do.
         """
+        from pytest_torchmem.record.environment import allocator_settings
         from pytest_torchmem.record.torch_api.allocator import segments
 
         profile = self._analysed()
+        if profile.device == "cpu":
+            return profile.reserved_if_simulated(allocator_settings())
         left = (s for s in segments(profile.device) if s.address not in self._segments_before)
         return profile.reserved(left)
 

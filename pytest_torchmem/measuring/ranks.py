@@ -22,9 +22,9 @@ from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values import findings
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Reference
 from pytest_torchmem.values.errors import LimitError, MarkerError, RankError, RecordingError
-from pytest_torchmem.values.findings import FindingKind, Size, Verdict
+from pytest_torchmem.values.findings import FindingKind, Size
 from pytest_torchmem.values.json_values import Json
-from pytest_torchmem.values.measured import Rank
+from pytest_torchmem.values.measured import Rank, Window
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart, format_size
 
@@ -190,7 +190,7 @@ class Ranks:
         if not asked and not apart and before is None:
             raise MarkerError(f"{_OWNER} needs a limit, a spread or results to compare with")
         sizes = findings.sizes_now(_OWNER, findings.limits_on(_OWNER, asked, ()))
-        judged = [(one, Verdict(one.result, judge_limits(one.result, sizes))) for one in self]
+        judged = [(one, Window(one.result, judge_limits(one.result, sizes))) for one in self]
         if before is not None:
             judged += self._compared(before, findings.read_allowance(_OWNER, tolerance, floor))
         wrong = sorted(((one, v) for one, v in judged if v.failed), key=_telling)
@@ -204,9 +204,7 @@ class Ranks:
             sentence, kind = told[0]
             raise LimitError(sentence, tuple(k.ends(text) for text, k in told), kind.value)
 
-    def _compared(
-        self, before: Ranks, allowance: Allowance
-    ) -> Iterator[tuple[RankResult, Verdict]]:
+    def _compared(self, before: Ranks, allowance: Allowance) -> Iterator[tuple[RankResult, Window]]:
         if len(before) != len(self):
             raise RankError(f"{len(before)} ranks cannot be compared with {len(self)}")
         for one in self:
@@ -230,10 +228,10 @@ class Ranks:
         ]
 
 
-def _telling(pair: tuple[RankResult, Verdict]) -> tuple[bool, int, int]:
+def _telling(pair: tuple[RankResult, Window]) -> tuple[bool, int, int]:
     """Sort what could not be judged first, then the largest excess."""
-    one, verdict = pair
-    first = verdict.findings[0]
+    one, window = pair
+    first = window.findings[0]
     return first.kind.has_excess, -first.excess_bytes, one.rank
 
 

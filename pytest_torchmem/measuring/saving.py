@@ -15,7 +15,7 @@ from pytest_torchmem.store.baselines import entry_key, portable
 from pytest_torchmem.store.files import write_report
 from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.errors import MarkerError
-from pytest_torchmem.values.measured import MeasuredTest, unjudged
+from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
 
@@ -59,7 +59,7 @@ def write_windows(
     place = run_reports.path_of_rank(path, rank)
     for name, windows in tests:
         kept = (
-            replace(unjudged(portable(result, folder), picture), key=entry_key(name, result.name))
+            Window(portable(result, folder), key=entry_key(name, result.name), picture=picture)
             for result, picture in windows
         )
         reports.append(MeasuredTest(name, "", environment(windows[0][0].device), tuple(kept)))

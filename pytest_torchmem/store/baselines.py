@@ -125,6 +125,15 @@ class BaselineStore:
                     renamed[key] = new + key.removeprefix(old)
         return renamed
 
+    def renamed_from(self, path: Path, environment: Environment, key: str, module: Path) -> str:
+        """Return the key that a test's entry has in a file under the old name of its function.
+
+        It is ``""`` where there is none. Raises `BaselineError`.
+        """
+        keys = sorted(self.keys(path, environment))
+        renamed = self.renamed_keys(path, environment, keys, module)
+        return next((old for old, new in renamed.items() if new == key), "")
+
     def forget(self) -> None:
         """Read files anew that have been moved meanwhile."""
         self._files.clear()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -97,9 +96,13 @@ def renamed_functions(was: str, now: str) -> dict[str, str]:
         for old in gone
         for new in came
     }
-    alike = [pair for pair, share in shares.items() if share >= _ALIKE]
-    olds, news = Counter(old for old, _ in alike), Counter(new for _, new in alike)
-    return {old: new for old, new in alike if olds[old] == news[new] == 1}
+    alike = {pair: share for pair, share in shares.items() if share >= _ALIKE}
+    return {
+        old: new
+        for (old, new), share in alike.items()
+        if [p for p, s in alike.items() if s >= share and (p[0] == old or p[1] == new)]
+        == [(old, new)]
+    }
 
 
 def _functions(node: ast.AST, within: str) -> Iterator[tuple[str, list[str]]]:

@@ -195,6 +195,7 @@ class ChangedLines:
         self._changes: dict[_Then, Changes] = {}
         self._names: dict[_Then, dict[str, str]] = defaultdict(dict)
         self._edited: dict[tuple[_Then, str], tuple[Lines, Lines] | None] = {}
+        self._renamed: dict[tuple[_Then, str], dict[str, str]] = {}
         self._untracked: dict[str, str] = {}
 
     def keep(self, entries: Iterable[str]) -> None:
@@ -264,8 +265,11 @@ class ChangedLines:
     def renamed_functions(self, entry: StoredEntry, file: str) -> Mapping[str, str]:
         """Return the names that functions of a file have now, by those they had then."""
         then = self._code_of(entry)
-        hunks = self._since(then).get(file, ())
-        return renamed_functions(*dict(self._whole(then, {file: hunks})).get(file, ("", "")))
+        if (then, file) not in self._renamed:
+            hunks = self._since(then).get(file, ())
+            texts = dict(self._whole(then, {file: hunks})).get(file, ("", ""))
+            self._renamed[then, file] = renamed_functions(*texts)
+        return self._renamed[then, file]
 
     def _whole(
         self, then: _Then, files: Mapping[str, Sequence[Hunk]]

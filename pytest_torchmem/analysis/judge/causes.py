@@ -41,12 +41,14 @@ class Cause:
         contributors: What the words are about.
         others: What else came and went, in words that follow; ``""`` for nothing.
         place: Its lines; None where no line made it.
+        lead: The line that the words name.
     """
 
     text: str
     contributors: tuple[Contributor, ...]
     others: str
     place: CodeLines | None
+    lead: LineDifference
 
 
 def cause_of(lines: Sequence[LineDifference], excess_bytes: int, key: str) -> Cause:
@@ -59,6 +61,7 @@ def cause_of(lines: Sequence[LineDifference], excess_bytes: int, key: str) -> Ca
     members = _spread(grown)
     if members:
         first = _first(members, grown)
+        lead = next(line for line in grown if any(part is first for part in line.parts))
         text, told_bytes = _spread_text(members, first), sum(m.size_bytes for m in members)
         contributors = (first.contributor, *(m.contributor for m in members if m is not first))
         place = None
@@ -80,7 +83,7 @@ def cause_of(lines: Sequence[LineDifference], excess_bytes: int, key: str) -> Ca
         if _NEGLIGIBLE * size_bytes > excess_bytes
     ]
     others = f", {' and '.join(named)} elsewhere" if named else ""
-    return Cause(text, contributors, others, place)
+    return Cause(text, contributors, others, place, lead)
 
 
 def line_text(line: LineDifference, key: str = "total") -> str:
@@ -229,15 +232,16 @@ def nearest_first(
     return tuple(sorted(places, key=is_far))
 
 
-def changes_text(places: Sequence[CodeLines]) -> str:
+def changes_text(places: Sequence[CodeLines], *, is_beside: bool = False) -> str:
     """Return ``; changed since: train.py:26``, for a cause whose own line has not changed.
 
     A list that keeps losses, or a larger number in a configuration, makes no memory itself. Of many
-    places the nearest are named.
+    places the nearest are named. They are ``beside`` a cause whose line has changed, too.
     """
     named = ", ".join(map(str, places[:_FEW_CHANGES]))
     more = f" and {len(places) - _FEW_CHANGES} more" if places[_FEW_CHANGES:] else ""
-    return f"; changed since: {named}{more}" if places else ""
+    word = "also changed" if is_beside else "changed since"
+    return f"; {word}: {named}{more}" if places else ""
 
 
 def lost_by_origin(now: Iterable[Contributor], then: Iterable[Contributor]) -> LostByOrigin:

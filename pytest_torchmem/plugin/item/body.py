@@ -230,15 +230,14 @@ class Body:
             partial(reached_by, self._item, self._run.rootdir),
         )
         judge = Judge(self.asked, baselines, self._earlier)
-        checked = [region for region, _ in self._checked]
-        others = [region for region in self.measurement.regions if region not in checked]
         judgement = judge.judge(windows)
         if not judgement.is_plain and not self._run.keeps_origins:
             result = portable(self.measurement.numbers(), self._run.rootdir)
             judgement = judge.judge([replace(windows[0], result=result), *windows[1:]])
         if not judgement.windows and not self._asks:
             return ""
-        return self._sender.judged(judgement, self.measurement, others)
+        sources = {window.result.name: window.source for window in windows}
+        return self._sender.judged(judgement, sources, self.measurement)
 
     # --- what its test asks of it
 

@@ -18,7 +18,7 @@ from pytest_torchmem.plugin.item.judging import MeasuredWindow
 from pytest_torchmem.plugin.stash import RUNNING
 from pytest_torchmem.report.text.tables import largest
 from pytest_torchmem.values.contributors import Category, CategoryBytes
-from pytest_torchmem.values.findings import Verdict
+from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import KiB, format_apart, format_size
 
@@ -55,9 +55,9 @@ def _cause(window: MeasuredWindow, measured_bytes: int, allowed_bytes: int) -> s
     """Say who holds a number that is too large, as a limit says it; ``""`` for any other number."""
     for size_bytes, key, result in _parts(window.result):
         if size_bytes == measured_bytes:
-            verdict = Verdict(result, judge_limits(result, {key: allowed_bytes}))
-            verdict = explain_retained(verdict, window.source.find_holders)
-            return verdict.findings[0].cause if verdict.failed else ""
+            judged = Window(result, judge_limits(result, {key: allowed_bytes}))
+            judged = explain_retained(judged, window.source.find_holders)
+            return judged.findings[0].cause if judged.failed else ""
     return ""
 
 

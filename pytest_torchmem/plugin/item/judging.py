@@ -6,7 +6,8 @@ It knows neither pytest nor the recording: what a verdict needs of these it take
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -40,8 +41,8 @@ from pytest_torchmem.values.findings import (
     CodeLines,
     Finding,
     FindingKind,
-    Verdict,
 )
+from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
@@ -80,35 +81,20 @@ class MeasuredWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedWindow:
-    """A window, and what holding it against its test's limits and baseline found.
-
-    Attributes:
-        limits: The limits that it was held against, in bytes.
-        reference: What it was compared with; None where there is nothing.
-    """
-
-    window: MeasuredWindow
-    verdict: Verdict
-    limits: Mapping[str, int] = field(default_factory=dict)
-    reference: Reference | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Judgement:
-    """The verdicts of a whole test; ``problem`` is a failure that is no number."""
+    """The judged windows of a whole test; ``problem`` is a failure that is no number."""
 
-    windows: tuple[JudgedWindow, ...] = ()
+    windows: tuple[Window, ...] = ()
     problem: str = ""
 
     @property
-    def failed(self) -> list[Verdict]:
-        return [judged.verdict for judged in self.windows if judged.verdict.failed]
+    def failed(self) -> list[Window]:
+        return [window for window in self.windows if window.failed]
 
     @property
     def is_plain(self) -> bool:
         """True where all is as it was, and nothing has to be explained."""
-        changes = (judged.verdict.change for judged in self.windows)
+        changes = (window.change for window in self.windows)
         return not self.failed and not self.problem and _PLAIN.issuperset(changes)
 
 
@@ -137,13 +123,13 @@ class Baselines:
         """The test's baseline file."""
         return self.store.path(self.module, self.environment())
 
-    def code(self, name: str) -> CodeChanges:
-        """Return the changes of code since the entry of a window was stored.
+    def code(self, key: str) -> CodeChanges:
+        """Return the changes of code since an entry was stored.
 
         Of all places that have changed those are told that the test can reach.
         """
         since, environment = self.store.changed_lines, self.environment()
-        entry = self.store.stored_entry(self.path, environment, entry_key(self.nodeid, name))
+        entry = self.store.stored_entry(self.path, environment, key)
         return CodeChanges(
             partial(since.changed_at, entry),
             lambda: self.reached(since.places(entry)),
@@ -162,9 +148,12 @@ class Baselines:
             shown = relative_path(self.path, self.start)
             raise BaselineError(error.sentence.replace(str(self.path), shown)) from None
 
-    def missing(self, result: Result) -> tuple[str, tuple[Finding, ...]]:
+    def missing(self, result: Result, allowance: Allowance) -> tuple[str, tuple[Finding, ...]]:
         """Return the nearest environment that has an entry for a window, ``""`` without one; and a
-        finding where an entry is required and neither there nor about to be stored."""
+        finding where an entry is required and neither there nor about to be stored.
+
+        It says by how much a test that was renamed has grown.
+        """
         key = entry_key(self.nodeid, result.name)
         near = self.store.nearest(self.module, self.environment(), key)
         stores_new = Change.NEW in self.settings.accepted
@@ -175,7 +164,26 @@ class Baselines:
             f"; nearest is {near}, --torchmem-baseline-from={near} compares with it" if near else ""
         )
         text = f"there is no baseline for {key} in {shown}{other}"
-        return near, (Finding(FindingKind.NO_BASELINE, "total", text),)
+        missing = Finding(FindingKind.NO_BASELINE, "total", text)
+        return near, (self._with_renamed(missing, key, result, allowance),)
+
+    def _with_renamed(
+        self, missing: Finding, key: str, result: Result, allowance: Allowance
+    ) -> Finding:
+        path, environment = self.path, self.environment()
+        with suppress(BaselineError):  # as no test can use it, it is none
+            old = self.store.renamed_from(path, environment, key, self.module)
+            stored = self.store.entry(path, environment, old) if old else None
+            if stored:
+                text = f"{missing.numbers}; it seems to be {old}, renamed"
+                code = self.code(old)
+                compared = judge_baseline(result, Reference.of(stored), allowance, code)
+                for grown in with_changes(compared.findings, code)[:1]:
+                    return replace(
+                        grown, kind=missing.kind, numbers=f"{text}; against that, {grown.numbers}"
+                    )
+                return replace(missing, numbers=text)
+        return missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,75 +206,73 @@ class Judge:
 
     def judge(self, windows: Sequence[MeasuredWindow]) -> Judgement:
         """Return the verdicts on all windows that have something to be held against."""
-        judged: list[JudgedWindow] = []
+        judged_windows: list[Window] = []
         problem = ""
         for window in windows:
-            found = JudgedWindow(window, Verdict(window.result))
+            key = entry_key(self.baselines.nodeid, window.result.name)
+            judged = Window(window.result, key=key)
             try:
                 limits = dict(self.asked.sizes()) if not window.result.name else {}
                 # Too small for a baseline that only the run asks for.
                 if not limits and not self.asked.anything and self._is_small(window.result):
                     continue
-                found = replace(found, limits=limits)
-                found = self._judge_window(window, limits)
+                judged = replace(judged, limits=limits)
+                judged = self._judge_limits(judged, window)
+                # A region that was checked is always compared.
+                compares = window.result.name or self.asked.baseline
+                if compares and not self._is_small(window.result):
+                    judged = self._compared(judged, window)
                 known = self.settings.known_holders
-                verdict = explain_retained(found.verdict, window.source.find_holders, known)
-                found = replace(found, verdict=verdict)
+                judged = explain_retained(judged, window.source.find_holders, known)
             except TorchmemError as error:
                 problem = problem or str(error)
-            judged.append(found)
-        return Judgement(tuple(judged), problem)
+            judged_windows.append(judged)
+        return Judgement(tuple(judged_windows), problem)
 
-    def _judge_window(self, window: MeasuredWindow, limits: Mapping[str, int]) -> JudgedWindow:
-        result = simulated(window.result, limits, window.source)
-        findings, excused = self._judge_limits(result, limits, window)
-        if self.settings.strict:
-            findings = (*judge_blind_spots(result), *findings)
-        verdict, reference = Verdict(result, findings, excused=excused), None
-        # A region that was checked is always compared.
-        if (result.name or self.asked.baseline) and not self._is_small(result):
-            verdict, reference = self._compared(verdict, window)
-        return JudgedWindow(window, verdict, limits, reference)
-
-    def _judge_limits(
-        self, result: Result, limits: Mapping[str, int], window: MeasuredWindow
-    ) -> tuple[tuple[Finding, ...], Mapping[str, int]]:
-        """Return the findings on limits, and what known holders have of that, by pattern."""
-        findings, known = judge_limits(result, limits), self.settings.known_holders
+    def _judge_limits(self, judged: Window, window: MeasuredWindow) -> Window:
+        """Add the findings on limits, and what known holders have of what these count."""
+        limits, known = judged.limits, self.settings.known_holders
+        result = simulated(judged.result, limits, window.source)
+        findings, excused = judge_limits(result, limits), dict[str, int]()
         findings = told_by_allocator(findings, result, window.source)
         others = [f for f in findings if f.key not in RETAINED]
-        if not known or len(others) == len(findings):
-            return findings, {}
-        unknown, excused = judge_unknown(result, limits, window.source.find_holders(), known)
-        return rank([*others, *unknown]), excused
+        if known and len(others) < len(findings):
+            unknown, excused = judge_unknown(result, limits, window.source.find_holders(), known)
+            findings = rank([*others, *unknown])
+        if self.settings.strict:
+            findings = (*judge_blind_spots(result), *findings)
+        return replace(judged, result=result, findings=findings, excused=excused)
 
-    def _compared(
-        self, verdict: Verdict, window: MeasuredWindow
-    ) -> tuple[Verdict, Reference | None]:
-        """Return a verdict with what the baseline adds to it, and what it was compared with."""
-        result, settings, allowance = verdict.result, self.settings, window.allowance
+    def _compared(self, judged: Window, window: MeasuredWindow) -> Window:
+        """Add what the baseline says."""
+        result, settings, allowance = judged.result, self.settings, window.allowance
         earlier = [run[result.name] for run in self.earlier if result.name in run]
         spread = judge_spread([*earlier, result], allowance) if earlier else ()
-        findings = (*verdict.findings, *spread)
+        findings = (*judged.findings, *spread)
         reference = self.baselines.reference(result.name)
         if reference is None or (reference.environment and Change.NEW in settings.accepted):
-            near, missing = self.baselines.missing(result)
+            near, missing = self.baselines.missing(result, allowance)
             findings = (*findings, *missing)
-            return replace(verdict, findings=findings, change=Change.NEW, nearest=near), None
-        code = self.baselines.code(result.name)
+            return replace(judged, findings=findings, change=Change.NEW, nearest=near)
+        code = self.baselines.code(judged.key)
         compared = judge_baseline(result, reference, allowance, code)
-        told = told_by_allocator(compared.findings, result, window.source)
-        compared = replace(compared, findings=told)
+        grown = told_by_allocator(compared.findings, result, window.source)
         accepted = ""
         if compared.change in settings.accepted and not reference.environment:
-            grown = with_changes(compared.findings, code)
+            grown = with_changes(grown, code)
             accepted = grown[0].sentence if grown else compared.notice
         else:
             shrunk = judge_shrinking(compared) if settings.fail_shrunk else ()
-            findings = rank([*findings, *compared.findings, *shrunk])
-        findings = with_changes(findings, code)
-        compared = replace(compared, findings=findings, excused=verdict.excused, accepted=accepted)
-        return compared, reference
+            findings = rank([*findings, *grown, *shrunk])
+        return replace(
+            compared,
+            findings=with_changes(findings, code),
+            excused=judged.excused,
+            accepted=accepted,
+            key=judged.key,
+            limits=judged.limits,
+            baseline=reference.entry if settings.reports else None,
+        )
 
     def _is_small(self, result: Result) -> bool:
         """Return whether a body that did not ask for a baseline needs too little for one."""

@@ -374,7 +374,7 @@ class Collector:
         shown = relative_path(plan.path, self.config.invocation_params.dir)
         self._renamed |= {(plan.module, key) for key in plan.renames.values()}
         if not settings.follows_renames:
-            self._lines += tables.rename_lines(plan.renames, shown)
+            self._lines += tables.rename_lines(plan.renames, plan.changed, shown)
         if not plan.writes and not (settings.accepted and plan.unused):
             return False
         try:

@@ -30,6 +30,7 @@ from pytest_torchmem.values.baseline import (
     Allowance,
     BaselineEntry,
     Change,
+    ChangedNumber,
     Environment,
     Numbers,
     told_change,
@@ -70,7 +71,9 @@ class FilePlan:
         environment: What it is measured on.
         written: Windows whose numbers replace the entry of their key, or become a new one.
         unused: Entries that no test asked for, by key.
-        renames: Keys of entries that a new test has the numbers of, and that test's key.
+        renames: Keys of entries that a new test has the numbers or the code of, and that test's
+            key.
+        changed: What the new tests need otherwise than these entries, by the test's key.
         removes: Unused entries are to be deleted.
         follows: Entries with a new name are to be moved.
         repaired: Keys of written windows whose entry is there, and cannot be used.
@@ -84,6 +87,7 @@ class FilePlan:
     written: tuple[Window, ...] = ()
     unused: Mapping[str, BaselineEntry | None] = field(default_factory=dict)
     renames: Mapping[str, str] = field(default_factory=dict)
+    changed: Mapping[str, ChangedNumber] = field(default_factory=dict)
     removes: bool = False
     follows: bool = False
     repaired: frozenset[str] = frozenset()
@@ -205,14 +209,15 @@ def _planned(
         in_code = store.renamed_keys(plan.path, plan.environment, others, plan.module)
         renames |= {o: key for o, key in in_code.items() if key in new.keys() - renames.values()}
     moved = set(renames.values()) if settings.follows_renames else set()
-    was = {key: left[old] for old, key in renames.items() if key in moved}
-    compared = ((w, _compared(w, was[w.key]) if w.key in was else w) for w in windows)
-    windows = [after if after.change in settings.accepted else w for w, after in compared]
+    compared = {key: _compared(new[key], left[old]) for old, key in renames.items()}
+    pairs = ((w, compared[w.key] if w.key in moved else w) for w in windows)
+    windows = [after if after.change in settings.accepted else w for w, after in pairs]
     written = tuple(w for w in windows if w.change in settings.accepted or w.key in moved)
     return replace(
         plan,
         written=written,
         renames=renames,
+        changed={k: w.told_by for k, w in compared.items() if w.change is not Change.SAME},
         removes=Change.UNUSED in settings.accepted,
         follows=settings.follows_renames,
         repaired=keys.intersection(w.key for w in written if w.change is Change.NEW),

@@ -113,12 +113,9 @@ def _content(test: ComparedTest, before: str, after: str, with_pictures: bool) -
     peak = Peak(entry.total, 0, entry.at_peak, entry.peaks, tuple(entry.live))
     retained = Retained(entry.retained.total, entry.retained, tuple(entry.retained_live))
     shown = Window(
-        "",
         measured.result if measured else Result("", test.environment, False, peak, retained),
-        {},
-        test.comparison.change,
-        then.total if both and then else 0,
-        "",
+        change=test.comparison.change,
+        baseline_bytes=then.total if both and then else 0,
         baseline=then if both else None,
         picture=measured.picture if measured else None,
         changed=test.comparison.changed,

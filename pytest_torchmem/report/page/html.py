@@ -22,7 +22,7 @@ from pytest_torchmem.values.baseline import device_shown
 from pytest_torchmem.values.contributors import Category, CategoryBytes
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.json_values import Json
-from pytest_torchmem.values.measured import NOT_COMPARED, MeasuredTest, Window, unjudged
+from pytest_torchmem.values.measured import NOT_COMPARED, MeasuredTest, Window
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.units import format_size
@@ -119,7 +119,7 @@ def _window_of(picture: Picture, device: str) -> Window:
     live = tuple(sorted((c for c in held if c.size_bytes), key=lambda c: -c.size_bytes))
     peak = Peak(at_peak.total, picture.times_ns[picture.peak], at_peak, own, live)
     retained = Retained(at_end.total, at_end)
-    return unjudged(Result("", device, picture.estimated, peak, retained), picture)
+    return Window(Result("", device, picture.estimated, peak, retained), picture=picture)
 
 
 def page_text(title: str, blocks: Sequence[tuple[str, str]], plain: str) -> str:
@@ -205,7 +205,7 @@ def window_json(window: Window, with_pictures: bool) -> dict[str, Json]:
         "marks": [mark.to_json() for mark in marks_of(window)],
         "growth": result.growth,
         "change": window.change.value,
-        "sentences": list(window.sentences or filter(None, [window.sentence])),
+        "sentences": list(window.sentences),
         "remarks": _remarks(window),
         "holders": [(h.size_bytes, h.count, str(h)) for h in result.retained.holders],
         "holders_title": holders_title(result.retained.holders),

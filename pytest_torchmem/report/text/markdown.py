@@ -145,7 +145,7 @@ def _same_cause(test: MeasuredTest, first: str) -> str:
 def _details(test: MeasuredTest) -> str:
     lines: list[str] = []
     for window in (*test.windows, *test.unjudged):
-        sentences = window.sentences or tuple(filter(None, [window.sentence]))
+        sentences = window.sentences
         if sentences and window.result.name:
             lines += ["", f"In {_code(window.result.name)}:", ""]
         lines += [f"- {_text(sentence)}" for sentence in sentences]

@@ -91,8 +91,8 @@ def composition(line: LineDifference) -> str:
 def line_place(line: LineDifference) -> tuple[str, str, str]:
     """Return the operators, the module and the place of a line."""
     first = line.parts[0].contributor
-    operators = list(dict.fromkeys(part.contributor.operator for part in line.parts))
-    operator = operators[0] + (f", {len(operators) - 1} more" if operators[1:] else "")
+    operator, *others = line.operators
+    operator += f", {len(others)} more" if others else ""
     module = common_module(part.contributor.module for part in line.parts)
     if line.changed:
         return operator, module, f"{line.changed.text}, changed"
@@ -306,14 +306,25 @@ def diff_lines(before: str, after: str, name: str) -> list[str]:
     return lines
 
 
-def rename_lines(renames: Mapping[str, str], file: str) -> list[str]:
-    """Return a line for each entry that could take a new name along."""
-    told = [(short_key(old), short_key(new)) for old, new in sorted(renames.items())]
-    lines = [f"{new} seems to be the unused {old} ({file})" for old, new in told[:SHOWN]]
+def rename_lines(
+    renames: Mapping[str, str], changed: Mapping[str, ChangedNumber], file: str
+) -> list[str]:
+    """Return a line for each entry that could take a new name along, and how to have that.
+
+    ``changed`` is what the test of a new name needs otherwise than the entry.
+    """
+    told = sorted(renames.items())
+    lines = [
+        f"{short_key(new)} seems to be the unused {short_key(old)} ({file})"
+        + (f": {changed[new].sentence}" if new in changed else "")
+        for old, new in told[:SHOWN]
+    ]
     more = f"... and {len(told) - SHOWN} more" if told[SHOWN:] else ""
     if told:
         more += "; " if more else ""
         more += "if renamed, a run without --torchmem-ci takes the entry along"
+        if changed:
+            more += ", and --torchmem-update-baseline accepts its new numbers, too"
     return [*lines, more] if more else lines
 
 

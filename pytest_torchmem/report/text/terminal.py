@@ -11,18 +11,19 @@ from types import MappingProxyType
 from typing import Final
 
 from pytest_torchmem.analysis.judge.holders import holders_title
-from pytest_torchmem.analysis.judge.verdict import contributors, rank, sentences
+from pytest_torchmem.analysis.judge.verdict import contributors, rank
 from pytest_torchmem.report.text import tables
 from pytest_torchmem.report.text.tables import ANY_WIDTH, NOTHING_USED, REPAIRED, ROWS
 from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category
-from pytest_torchmem.values.findings import RETAINED, FindingKind, Verdict, words
+from pytest_torchmem.values.findings import RETAINED, FindingKind, words
 from pytest_torchmem.values.measured import (
     RENAMED,
     BaselineChange,
     MeasuredTest,
     Window,
+    sentences,
 )
 from pytest_torchmem.values.results import Fate, Holder
 from pytest_torchmem.values.units import counted, format_change, format_size, one_line
@@ -70,7 +71,7 @@ class Line:
 
 
 def failure_text(
-    verdicts: Sequence[Verdict],
+    windows: Sequence[Window],
     problem: str,
     command: str,
     timelines: Mapping[str, Sequence[str]] = MappingProxyType({}),
@@ -78,36 +79,36 @@ def failure_text(
 ) -> str:
     """Return the text of a failed test: one sentence, then what a reader needs to act on it.
 
-    ``verdicts`` are the failed ones, of the body and of regions; ``problem`` is a failure that is
+    ``windows`` are those that failed, the body and regions; ``problem`` is a failure that is
     no number; ``command`` accepts the change; ``timelines`` are drawings by name of the region.
     Tables that do not fit into ``width`` columns become lists.
     """
     # The most telling first.
-    order = list(rank(verdict.findings[0] for verdict in verdicts))
-    ranked = sorted(verdicts, key=lambda verdict: order.index(verdict.findings[0]))
-    kinds = {kind for verdict in ranked for kind in verdict.kinds}
+    order = list(rank(window.findings[0] for window in windows))
+    ranked = sorted(windows, key=lambda window: order.index(window.findings[0]))
+    kinds = {kind for window in ranked for kind in window.kinds}
     first, *others = [*filter(None, [problem]), *sentences(ranked)]
     if kinds == {FindingKind.NO_BASELINE} and not problem:
         return tables.log_line(first)  # the end of the run says how to store all of them
     lines = [first]
     lines += [f"also: {sentence}" for sentence in others]
-    for verdict in ranked:
-        lines += _sections(verdict, timelines.get(verdict.result.name, ()), width)
-    if any(verdict.change is Change.GROWN for verdict in ranked):
+    for window in ranked:
+        lines += _sections(window, timelines.get(window.result.name, ()), width)
+    if any(window.change is Change.GROWN for window in ranked):
         # A test that breaks a limit of its own stores nothing.
         too = "raise the limit that fails, too, and " if FindingKind.OVER_LIMIT in kinds else ""
         lines += ["", f"if this change is wanted, {too}accept it: {command}"]
     return "\n".join(map(tables.log_line, lines))
 
 
-def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str]:
-    result, keys = verdict.result, {finding.key for finding in verdict.findings}
+def _sections(window: Window, timeline: Sequence[str], width: int) -> list[str]:
+    result, keys = window.result, {finding.key for finding in window.findings}
     of_region = f" of {result.name!r}" if result.name else ""
     estimated = "an estimated " if result.estimated else ""
     lines: list[str] = (
         ["", f"footprint{of_region}, change by change:", *timeline] if timeline else []
     )
-    over = {finding.key for finding in verdict.findings if finding.kind is FindingKind.OVER_LIMIT}
+    over = {finding.key for finding in window.findings if finding.kind is FindingKind.OVER_LIMIT}
     limited = [category for category in Category if category.value in over]
     # What a category held when it was largest: another moment than that of the total.
     for category in limited:
@@ -117,7 +118,7 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
             lines += ["", f"{words(category.value)} at its own peak{of_region}, {total}:"]
             lines += tables.live_table(live, width, size_bytes)
     # What grew is told below, line by line, and so is what is left behind.
-    told = {f.key for f in verdict.findings if f.lines} if verdict.lines else set()
+    told = {f.key for f in window.findings if f.lines} if window.lines else set()
     if result.peak.live and keys.difference(told, RETAINED, (c.value for c in limited)):
         total = f"{estimated}{format_size(result.peak.total)} on {result.device}"
         lines += ["", f"live at the peak{of_region}, {total}:"]
@@ -137,14 +138,14 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
         # What each step adds is filled more than once.
         if is_held and not result.growth:
             lines.append(_FILLED_ONCE)
-    if verdict.lines and verdict.changed:
-        allowed = next(f.allowed for f in verdict.findings if f.lines)
-        title = f"grown against the baseline{of_region} ({allowed}), in all {verdict.changed.by}"
+    if window.lines and window.changed:
+        allowed = next(f.allowed for f in window.findings if f.lines)
+        title = f"grown against the baseline{of_region} ({allowed}), in all {window.changed.by}"
         # One line that made all of it stands in the sentence; what was there before has none.
-        if [line.size_bytes for line in verdict.lines] == [verdict.changed.by_bytes]:
-            lines += ["", f"{title}, all at that line" if verdict.lines[0].place else title]
+        if [line.size_bytes for line in window.lines] == [window.changed.by_bytes]:
+            lines += ["", f"{title}, all at that line" if window.lines[0].place else title]
         else:
-            table = tables.lines_table(verdict.lines, verdict.changed, width)
+            table = tables.lines_table(window.lines, window.changed, width)
             lines += ["", f"{title}:", *table]
     lines += [f"note: {note}" for note in result.notes]
     return lines
@@ -394,7 +395,7 @@ def _failure(test: MeasuredTest) -> str:
     if test.raised:
         return _RAISED
     kinds = {kind for window in test.failed_windows for kind in window.kinds}
-    if any(not w.kinds for w in test.failed_windows) or any(kind.is_too_large for kind in kinds):
+    if any(kind.is_too_large for kind in kinds):
         return _OVER
     if test.problem or any(kind.is_unread for kind in kinds):
         return _NOT_JUDGED
