@@ -235,7 +235,7 @@ def read_snapshot(data: object, device: Device | int | None = None) -> Snapshot:
     The list of segments that ``torch.cuda.memory_snapshot()`` gives is one without a history.
     Raises `SnapshotError` for anything else, and `DeviceError` for a device that is not in it.
     """
-    with _told():
+    with _errors_of_snapshots():
         traces, segments, settings = _parts(data)
         number = _busiest(traces, segments) if device is None else _number_of(device, traces)
         return _read_device(traces[number], segments, settings, number)
@@ -246,9 +246,9 @@ def read_snapshots(data: object) -> list[Snapshot]:
 
     Raises `SnapshotError`.
     """
-    with _told():
+    with _errors_of_snapshots():
         traces, segments, settings = _parts(data)
-        used = [n for n, held in enumerate(_held(traces, segments)) if any(held)]
+        used = [n for n, held in enumerate(_held_bytes(traces, segments)) if any(held)]
         numbers = used or [_busiest(traces, segments)]
         devices = [_read_device(traces[n], segments, settings, n) for n in numbers]
     return sorted(devices, key=lambda one: (not one.history.refused, -max(one.timeline.total)))
@@ -259,7 +259,7 @@ _Segments = Sequence[Mapping[str, object]]
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _errors_of_snapshots() -> Iterator[None]:
     """Raise `SnapshotError` for whatever a file may hold that is no snapshot."""
     try:
         yield
@@ -341,7 +341,7 @@ def _settings(found: Mapping[str, object]) -> AllocatorSettings:
 
 def _busiest(traces: _Traces, segments: _Segments) -> int:
     """Return the device with the longest history; without any, the one that holds most."""
-    held = _held(traces, segments)
+    held = _held_bytes(traces, segments)
     if not any(any(pair) for pair in held):
         raise SnapshotError(
             "the snapshot has no history and no memory: call "
@@ -350,7 +350,7 @@ def _busiest(traces: _Traces, segments: _Segments) -> int:
     return max(range(len(held)), key=lambda number: held[number])
 
 
-def _held(traces: _Traces, segments: _Segments) -> list[tuple[int, int]]:
+def _held_bytes(traces: _Traces, segments: _Segments) -> list[tuple[int, int]]:
     """Return the entries of the history and the reserved bytes of each device."""
     held = [0] * len(traces)
     for segment in segments:

@@ -88,7 +88,7 @@ def bisect(test: str, good: str = "", bad: str = "HEAD", folder: Path = Path()) 
             )
         run_git(tree, "bisect", "start", bad, good)
         step = _STEP.format(str(place), str(results), test, [good, bad])
-        commit = _found(tree, step, f"{test} went from {sizes[0]} to {sizes[1]}")
+        commit = _first_bad(tree, step, f"{test} went from {sizes[0]} to {sizes[1]}")
         headline = run_git(tree, "show", "--no-patch", "--format=%as  %an  %s", commit).strip()
         found = []
         for name in (run_git(tree, "rev-parse", f"{commit}^").strip(), commit):
@@ -97,7 +97,7 @@ def bisect(test: str, good: str = "", bad: str = "HEAD", folder: Path = Path()) 
         return Moved(test, commit, headline, *found)
 
 
-def _found(tree: Path, step: str, moved: str) -> str:
+def _first_bad(tree: Path, step: str, moved: str) -> str:
     """Let git find the first bad commit. Raises `ReportError` where several may be."""
     try:
         run_git(tree, "bisect", "run", sys.executable, "-c", step)
@@ -115,7 +115,7 @@ def _found(tree: Path, step: str, moved: str) -> str:
 def judge_commit(place: Path, results: Path, test: str, ends: list[str]) -> int:
     """Measure the commit that is checked out here, and return what ``git bisect run`` asks for."""
     name = run_git(Path(), "rev-parse", "HEAD").strip()
-    good, bad = (_stored(test, results, end) for end in ends)
+    good, bad = (_stored_result(test, results, end) for end in ends)
     try:
         size_bytes = _measured(place, test, results, name)
     except (OSError, ReportError):  # also where the folder was not there yet
@@ -156,7 +156,7 @@ def _worktree(folder: Path, commit: str) -> Iterator[Path]:
 
 def _measured(place: Path, test: str, results: Path, name: str) -> Result:
     """Run a test where a commit is checked out. Raises `ReportError` where it gives no number."""
-    if measured_bytes := _stored(test, results, name):
+    if measured_bytes := _stored_result(test, results, name):
         return measured_bytes
     file = results / f"{name}.json"
     sources = [str(path) for path in (place, place / "src") if path.is_dir()]
@@ -171,7 +171,7 @@ def _measured(place: Path, test: str, results: Path, name: str) -> Result:
         errors="replace",
         check=False,
     )
-    measured_bytes = _stored(test, results, name)
+    measured_bytes = _stored_result(test, results, name)
     if measured_bytes is None:
         lines = [line for text in (done.stdout, done.stderr) for line in text.strip().splitlines()]
         # What pytest says of a name that it does not find, or the last that it says.
@@ -180,7 +180,7 @@ def _measured(place: Path, test: str, results: Path, name: str) -> Result:
     return measured_bytes
 
 
-def _stored(test: str, results: Path, name: str) -> Result | None:
+def _stored_result(test: str, results: Path, name: str) -> Result | None:
     file = results / f"{name}.json"
     tests = read_run(file).tests if file.exists() else ()
     # Of one test alone the id may begin with another folder than where it was asked for.

@@ -69,7 +69,7 @@ def _pairs(before: Measurements, after: Measurements) -> Iterator[tuple[Key | No
         lambda key: (key.entry,),
     )
     for view in views:
-        ours, theirs = _named(before_keys, view), _named(right, view)
+        ours, theirs = _keys_by_name(before_keys, view), _keys_by_name(right, view)
         for name in ours.keys() & theirs.keys():
             if len(ours[name]) == len(theirs[name]) == 1:
                 before_keys -= set(ours[name])
@@ -79,7 +79,7 @@ def _pairs(before: Measurements, after: Measurements) -> Iterator[tuple[Key | No
     yield from ((None, key) for key in right)
 
 
-def _named(
+def _keys_by_name(
     keys: Iterable[Key], view: Callable[[Key], tuple[str, ...]]
 ) -> dict[tuple[str, ...], list[Key]]:
     by_name = defaultdict(list)

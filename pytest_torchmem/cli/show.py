@@ -153,14 +153,14 @@ def explanations(
             f"{path} is no recording, and only a recording knows each storage: keep one with "
             "torchmem.save_trace(path) in the test"
         )
-    own = [_loaded(place) for place in passes]
+    own = [_load_pass(place) for place in passes]
     profile = analyze_trace(load_trace(path), device or None, own)
     if profile.failed_passes:
         raise MarkerError(profile.failed_passes[0])
     return profile.explain(category, module, None if at is None else _moment(at))
 
 
-def _loaded(place: str) -> OwnPass:
+def _load_pass(place: str) -> OwnPass:
     """Return a function of a file, which is run. Raises `MarkerError`."""
     file, _, name = place.rpartition(":")
     if not file or not Path(file).is_file():

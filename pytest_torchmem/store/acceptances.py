@@ -83,9 +83,9 @@ def read_acceptances(folder: Path) -> tuple[Acceptance, ...]:
         commit, author, date, subject = head.strip("\n").split("\x1f")
         for was, now in _changed_files(names):
             if was.name and now.name and was.name != now.name:
-                old, new = _named(was.name), _named(now.name)
-                acceptances = [_moved(item, old, new) for item in acceptances]
-            test, environment = _named(now.name or was.name)
+                old, new = _test_and_environment(was.name), _test_and_environment(now.name)
+                acceptances = [_renamed_acceptance(item, old, new) for item in acceptances]
+            test, environment = _test_and_environment(now.name or was.name)
             before = {
                 key: numbers or _last(acceptances, f"{test}::{key}", environment)
                 for key, numbers in entries(was).items()
@@ -122,7 +122,7 @@ def _entries(folder: Path, version: _Version) -> _Entries:
     return entries
 
 
-def _moved(item: Acceptance, old: tuple[str, str], new: tuple[str, str]) -> Acceptance:
+def _renamed_acceptance(item: Acceptance, old: tuple[str, str], new: tuple[str, str]) -> Acceptance:
     """Return a change under the name that its module has now."""
     module, _, key = item.test.partition("::")
     if (module, item.environment) != old:
@@ -174,7 +174,7 @@ def _changes(
             yield key, change, now, number
 
 
-def _named(file: str) -> tuple[str, str]:
+def _test_and_environment(file: str) -> tuple[str, str]:
     """Return the test module of a baseline file, and its environment."""
     parts = PurePosixPath(file).with_suffix("").parts
     at = parts.index(FOLDER)

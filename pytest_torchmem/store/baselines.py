@@ -277,17 +277,17 @@ def changed_text(path: Path, environment: Environment, changes: FileChanges) -> 
     file without entries has no text.
     """
     text = baseline_file.text_of(path)
-    lines, _ = _changed(path, baseline_file.parse_file(path, text, environment), changes)
+    lines, _ = _changed_lines(path, baseline_file.parse_file(path, text, environment), changes)
     return text, baseline_file.render(environment, lines)
 
 
-def _changed(
+def _changed_lines(
     path: Path, stored: StoredEntries, changes: FileChanges
 ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Return the lines of a file and of its origins as they would be."""
     moved = {old: new for old, new in changes.renamed.items() if old in stored.lines}
     stay = stored.lines.keys() - changes.removed - changes.written.keys() - moved.keys()
-    found = {key: _kept(path, stored, key) for key in stay}
+    found = {key: _lines_of_entry(path, stored, key) for key in stay}
     entries = {new: stored.entry(old, path) for old, new in moved.items()}
     for key, entry in {**entries, **changes.written}.items():
         found[key] = entry_lines(key, Numbers.of(entry)), [origin_line(key, entry)]
@@ -295,7 +295,7 @@ def _changed(
     return lines, {key: some for key, (_, some) in found.items() if some}
 
 
-def _kept(path: Path, stored: StoredEntries, key: str) -> tuple[list[str], list[str]]:
+def _lines_of_entry(path: Path, stored: StoredEntries, key: str) -> tuple[list[str], list[str]]:
     """Return the lines of an entry that stays, as we write them, or as they are if damaged.
 
     Lines are read only where a merge or a hand has left more or others than we write.
@@ -327,7 +327,7 @@ def write_file(path: Path, environment: Environment, changes: FileChanges) -> No
         with locked(root_of(path, environment)):
             remove_litter(path.parent)
             stored = baseline_file.parse_file(path, baseline_file.text_of(path), environment)
-            lines, origins = _changed(path, stored, changes)
+            lines, origins = _changed_lines(path, stored, changes)
             # The numbers come last: origins without their numbers are not used, and an update that
             # is killed in between is made again.
             _put(origins_path(path), render_origins(origins))

@@ -189,8 +189,8 @@ class ChangedLines:
 
     def __init__(self, folder: Path, kept: KeptCode | None = None) -> None:
         self._folder = folder
-        self._kept = kept
-        self._then: dict[StoredEntry, _Then] = {}
+        self._code_store = kept
+        self._then_by_entry: dict[StoredEntry, _Then] = {}
         self._changes: dict[_Then, Changes] = {}
         self._names: dict[_Then, dict[str, str]] = defaultdict(dict)
         self._edited: dict[tuple[_Then, str], tuple[Lines, Lines] | None] = {}
@@ -199,8 +199,8 @@ class ChangedLines:
 
     def keep(self, entries: Iterable[str]) -> None:
         """Keep the code as that of some entries, which were just written."""
-        if self._kept:
-            self._kept.keep(entries)
+        if self._code_store:
+            self._code_store.keep(entries)
 
     def is_cut_off(self, entry: StoredEntry) -> bool:
         """True where a shallow clone lacks the commit that a baseline is of."""
@@ -312,20 +312,20 @@ class ChangedLines:
         return replace(source, line=source.line + moved)
 
     def _code_of(self, entry: StoredEntry) -> _Then:
-        if entry not in self._then:
-            self._then[entry] = self._kept_code(entry.text) or self._committed(entry.file)
-        return self._then[entry]
+        if entry not in self._then_by_entry:
+            self._then_by_entry[entry] = self._kept_code(entry.text) or self._committed(entry.file)
+        return self._then_by_entry[entry]
 
     def _kept_code(self, entry: str) -> _Then | None:
-        tree = self._kept.tree_of(entry) if self._kept else ""
-        if not self._kept or not tree or not self._now:
+        tree = self._code_store.tree_of(entry) if self._code_store else ""
+        if not self._code_store or not tree or not self._tree_now:
             return None
-        return _Then(tree, True, self._now, self._kept.repository)
+        return _Then(tree, True, self._tree_now, self._code_store.repository)
 
     @cached_property
-    def _now(self) -> str:
+    def _tree_now(self) -> str:
         with contextlib.suppress(OSError):
-            return self._kept.tree_now() if self._kept else ""
+            return self._code_store.tree_now() if self._code_store else ""
         return ""
 
     def _committed(self, baseline: Path) -> _Then:

@@ -325,7 +325,7 @@ class Attribution:
         tree = self.evidence.tree
         row = chain[0]
         while row >= 0 and (call := int(self.evidence.module_call[row])) >= 0:
-            path = self._paths.path(self._called[call], float(tree.rank[call]))
+            path = self._paths.path(self._module_by_call[call], float(tree.rank[call]))
             if path != _COMPILED_GRAPH:
                 return op_tree.folded(path)
             row = int(self._columns.parent[call])
@@ -344,7 +344,7 @@ class Attribution:
         return common_module(op_tree.folded(path) for path in paths if path)
 
     @cached_property
-    def _called(self) -> dict[int, int]:
+    def _module_by_call(self) -> dict[int, int]:
         calls = self.evidence.tree.trace.module_calls
         return dict(zip(calls["event"].tolist(), calls["module"].tolist(), strict=True))
 

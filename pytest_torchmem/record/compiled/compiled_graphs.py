@@ -76,16 +76,16 @@ class ModuleTree:
 
     def __init__(self, edges: NDArray[np.void], strings: Sequence[str]) -> None:
         self._parents: dict[int, set[tuple[int, str]]] = defaultdict(set)
-        self._named: dict[tuple[str, str], dict[int, None]] = defaultdict(dict)
+        self._modules_by_name: dict[tuple[str, str], dict[int, None]] = defaultdict(dict)
         columns = (edges[name].tolist() for name in ("child", "parent", "name", "class_name"))
         for child, parent, name, class_name in zip(*columns, strict=True):
             if parent:
                 self._parents[child].add((parent, strings[name]))
-                self._named[strings[name], strings[class_name]][child] = None
+                self._modules_by_name[strings[name], strings[class_name]][child] = None
 
     def at(self, place: _Place) -> list[int]:
         """Return the ``id()`` of each module in a place."""
-        named = self._named.get((place.names[-1], place.class_name), {})
+        named = self._modules_by_name.get((place.names[-1], place.class_name), {})
         return [module for module in named if self._is_at(module, place.names)]
 
     def _is_at(self, module: int, names: tuple[str, ...]) -> bool:

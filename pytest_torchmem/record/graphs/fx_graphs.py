@@ -176,7 +176,7 @@ class _FxReader:
         self._categories = categories
         self._table = table
         self._attributes = graph.owning_module
-        self._seen: set[int] = set()
+        self._seen_storages: set[int] = set()
         self._holds: dict[torch.fx.Node, tuple[int, ...]] = {}
         self._in_backward: set[torch.fx.Node] = set()
 
@@ -188,8 +188,8 @@ class _FxReader:
             dict.fromkeys(self._number(node, kind, i, tensor) for i, tensor in enumerate(tensors))
         )
         self._holds[node] = holds
-        makes = tuple(s for s in holds if s not in self._seen)
-        self._seen.update(makes)
+        makes = tuple(s for s in holds if s not in self._seen_storages)
+        self._seen_storages.update(makes)
         inputs = (s for n in node.all_input_nodes for s in self._holds[n])
         uses = holds if kind is NodeKind.INPUT else tuple(dict.fromkeys(inputs))
         return StaticNode(

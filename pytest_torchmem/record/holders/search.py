@@ -120,7 +120,7 @@ class _Holding:
 
     def __init__(self, wanted: Mapping[Place, int]) -> None:
         self._tensors: dict[Place, list[tuple[object, str]]] = {}
-        self._found: dict[int, str] = {}
+        self._ways_by_id: dict[int, str] = {}
         self._searcher = Searcher()
         self._arrays: dict[int, tuple[object, str]] | None = None
         self._unreferred: set[int] | None = None
@@ -138,7 +138,7 @@ class _Holding:
         """The way to what holds a storage; ``""`` if none is found, None if not all was tried."""
         tensors = self._tensors[place]
         paths = [(self._search(tensor), how) for tensor, how in tensors[:SEARCHES]]
-        not_found = "" if all(id(tensor) in self._found for tensor, _ in tensors) else None
+        not_found = "" if all(id(tensor) in self._ways_by_id for tensor, _ in tensors) else None
         way = next((path + how for path, how in paths if path), not_found)
         return way or (NO_OBJECT if self._is_unreferred(place) else way)
 
@@ -153,8 +153,8 @@ class _Holding:
         return all(id(tensor) in self._unreferred for tensor, _ in self._tensors[place])
 
     def _search(self, tensor: object) -> str:
-        if id(tensor) not in self._found:
-            if len(self._found) >= SEARCHES:
+        if id(tensor) not in self._ways_by_id:
+            if len(self._ways_by_id) >= SEARCHES:
                 return self._searcher.path_nearby(tensor)
             lists = self._tensors.values()
             ignored = {
@@ -163,8 +163,8 @@ class _Holding:
                 *(id(pair) for held in lists for pair in held),
             }
             way = self._searcher.path_to(tensor, ignored)
-            self._found[id(tensor)] = way or self._way_to_array_of(tensor)
-        return self._found[id(tensor)]
+            self._ways_by_id[id(tensor)] = way or self._way_to_array_of(tensor)
+        return self._ways_by_id[id(tensor)]
 
     def _way_to_array_of(self, tensor: object) -> str:
         """The way to an array of numpy's that has a tensor's memory; ``""`` if there is none."""

@@ -65,7 +65,7 @@ class RowReader:
 
         ``known`` are the places of storages on the CPU that were there at the start.
         """
-        rows, mentions = self._noted()
+        rows, mentions = self._noted_rows()
         kinds = rows["kind"]
         # Memory that was not seen to be made: its birth stands where an operator met it first.
         is_met = (kinds == EventKind.ALLOCATION) & (rows["scope"] > 0)
@@ -97,7 +97,7 @@ class RowReader:
         events["end_ns"] = stops
         return Tables(events, tensors, allocations, module_calls, details)
 
-    def _noted(self) -> tuple[_NotedRows, _NotedRows]:
+    def _noted_rows(self) -> tuple[_NotedRows, _NotedRows]:
         """Return the rows of all threads, and the mentions in them."""
         threads = [*self._library.threads(ROW, MENTION)]
         rows = _NotedRows(ROW, [own for own, _ in threads])

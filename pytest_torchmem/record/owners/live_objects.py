@@ -54,8 +54,8 @@ class Census:
         self._classes = classes
         self._callback: Any = None
         # Both are the callback's: what it found, and a None for each collection that it saw.
-        self._known: list[CensusReference] = []
-        self._noted: list[None] = []
+        self._references: list[CensusReference] = []
+        self._notes: list[None] = []
         # What `_unseen` said when all was known or young.
         self._complete: tuple[int, ...] = ()
         self._due = _DueCollection()
@@ -63,7 +63,7 @@ class Census:
     def watch_by(self, library: Library) -> None:
         """Learn by a library what is about to be old, from now on."""
         if self._callback is None and HAS_GENERATIONS:
-            arguments = (get_objects, CensusReference, self._classes, self._known, self._noted)
+            arguments = (get_objects, CensusReference, self._classes, self._references, self._notes)
             callback = library.collection_callback((*arguments, gc.callbacks))
             self._callback = callback if callable(callback) else None
         # It comes last: after others, which are Python's, other threads may run.
@@ -98,7 +98,7 @@ class Census:
             # That was a long look. What another thread makes after the next one becomes old at
             # once, and can no longer be told from what was imported.
             others = _where_others_stand()
-        self._known += map(CensusReference, _young(self._classes))
+        self._references += map(CensusReference, _young(self._classes))
         if self._due.collect_young() or frozen_count() or must_collect():
             self._due.collect()
         else:
@@ -113,18 +113,18 @@ class Census:
         if not HAS_GENERATIONS:
             return ()
         counts = sum(generation["collections"] for generation in get_stats()[1:])
-        return counts - len(self._noted), frozen_count()
+        return counts - len(self._notes), frozen_count()
 
     def _alive(self) -> list[object]:
         """Return what is known and lives, and forget the rest."""
-        alive = {id(thing): known for known in self._known if (thing := known()) is not None}
-        self._known[:] = alive.values()
-        return [thing for known in self._known if (thing := known()) is not None]
+        alive = {id(thing): known for known in self._references if (thing := known()) is not None}
+        self._references[:] = alive.values()
+        return [thing for known in self._references if (thing := known()) is not None]
 
     def _look(self) -> list[object]:
         unseen = self._unseen()
         instances = instances_of(self._classes)
-        self._known[:] = map(CensusReference, instances)
+        self._references[:] = map(CensusReference, instances)
         self._complete = unseen
         return instances
 

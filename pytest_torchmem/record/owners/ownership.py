@@ -496,7 +496,7 @@ class WatchedEngine:
     def __init__(self, engine: Any, watch: OwnershipWatch, patches: Installed) -> None:
         self._engine = engine
         self._watch: OwnershipWatch | None = watch
-        self._noted: set[int] = set()
+        self._noted_threads: set[int] = set()
         patches.finally_do(self._end)
 
     def _end(self) -> None:
@@ -509,8 +509,8 @@ class WatchedEngine:
     def run_backward(self) -> _Run:
         run: _Run = self._engine.run_backward
         thread = get_ident()
-        if thread in self._noted:
-            self._noted.discard(thread)
+        if thread in self._noted_threads:
+            self._noted_threads.discard(thread)
             return run
         return partial(self._run, run, False)
 
@@ -539,11 +539,11 @@ class WatchedEngine:
         leaves = watch.before_backward(tensors, grad_tensors, create_graph)
         thread = get_ident()
         if by_torch:
-            self._noted.add(thread)
+            self._noted_threads.add(thread)
         try:
             gradients = run(*arguments, **kwargs)
         finally:
-            self._noted.discard(thread)
+            self._noted_threads.discard(thread)
             for device in _devices(tensors):
                 autograd.await_engine(device, self._engine)
             watch.after_backward(leaves, gradients or ())

@@ -230,7 +230,7 @@ class InputSizes:
 
     def __init__(self, strings: StringTable) -> None:
         self._strings = strings
-        self._known: dict[tuple[tuple[int, ...], ...], int] = {}
+        self._number_by_shapes: dict[tuple[tuple[int, ...], ...], int] = {}
         #: For each operator the number of its text.
         self.numbers: list[int] = []
 
@@ -240,9 +240,11 @@ class InputSizes:
             tuple(_sizes(value)) if type(value) is profiler.TensorMetadata else ()
             for value in inputs
         )
-        number = self._known.get(sizes)
+        number = self._number_by_shapes.get(sizes)
         if number is None:
-            number = self._known[sizes] = self._strings.number(str(list(map(list, sizes))))
+            number = self._number_by_shapes[sizes] = self._strings.number(
+                str(list(map(list, sizes)))
+            )
         self.numbers.append(number)
 
 
