@@ -59,7 +59,8 @@ def find_holders(sizes: Mapping[Place, int]) -> list[Kept]:
     wanted = dict(sorted(sizes.items(), key=lambda item: -item[1]))
     # When this returns, nothing keeps the garbage from being collected.
     cycles = ways_in_garbage(collected_garbage(), wanted)
-    freed = _freed_by_a_collection()
+    places = frees_during(gc.collect)
+    freed = None if places is None else set(places)  # None where nobody can tell
     holding = _Holding(wanted)
 
     def kept(place: Place) -> Kept:
@@ -70,12 +71,6 @@ def find_holders(sizes: Mapping[Place, int]) -> list[Kept]:
         return Kept(place, False, NO_TENSOR)
 
     return [kept(place) for place in wanted]
-
-
-def _freed_by_a_collection() -> set[Place] | None:
-    """Collect garbage; return what that freed, or None if nobody can tell."""
-    freed = frees_during(gc.collect)
-    return None if freed is None else set(freed)
 
 
 def ways_in_garbage(
