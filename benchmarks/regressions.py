@@ -56,6 +56,7 @@ _EXCESS: Final = re.compile(r"\+(\d[\d.]* (?:B|KiB|MiB|GiB))\b[^:]*\bover the ba
 _PLACES: Final = re.compile(r"\b(\w+\.py):(\d+)(?:-(\d+))?")
 _OTHERS: Final = re.compile(r"\band others (at|in)\b")
 _EDIT: Final = re.compile(r"([\w.-]+\.\w+):(\d+)(?:-(\d+))?\b")
+_CHANGED: Final = re.compile(r"; (?:changed since|also changed): ")
 _CAUSE: Final = re.compile(r"\bbaseline of [^:]*: (.*)$")
 _ON_THE_GPU: Final = 'import torch\n\ntorch.set_default_device("cuda")\n'
 _MOVED: Final = "# One.\n# Two.\n# Three.\n\n"
@@ -85,7 +86,7 @@ class Answer:
     @classmethod
     def read(cls, sentence: str) -> Answer:
         found = _CAUSE.search(sentence)
-        cause = found[1].partition("; changed since")[0] if found else ""
+        cause = _CHANGED.split(found[1])[0] if found else ""
         elsewhere = _ELSEWHERE.search(cause)
         cause = cause[: elsewhere.start()] if elsewhere else cause
         named = _CATEGORY.findall(cause) or _CATEGORY.findall(sentence.partition(" peaked")[0])

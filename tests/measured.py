@@ -1,4 +1,4 @@
-"""Measure or record a function on the CPU."""
+"""Measure or record a function."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.values.results import Result
 
 
-def measured(body: Callable[[], object]) -> Result:
+def measured(body: Callable[[], object], device: str = "cpu") -> Result:
     """Measure a function as a test's body is measured; its own exception ends that, too."""
-    measurement = BodyMeasurement("cpu")
+    measurement = BodyMeasurement(device)
     measurement.start()
     try:
         body()

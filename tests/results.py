@@ -9,6 +9,7 @@ from pytest_torchmem.values.contributors import (
     Phase,
     Source,
 )
+from pytest_torchmem.values.findings import Finding, FindingKind
 from pytest_torchmem.values.results import Peak, Result, Retained
 
 
@@ -24,6 +25,11 @@ def result(*live: Contributor, name: str = "", retained: tuple[Contributor, ...]
     amounts, left = _amounts(live), _amounts(retained)
     peak = Peak(amounts.total, 1, amounts, amounts, live, live)
     return Result(name, "cpu", False, peak, Retained(left.total, left, retained))
+
+
+def failed(*sentences: str, kind: FindingKind = FindingKind.GROWN) -> tuple[Finding, ...]:
+    """Findings that read so."""
+    return tuple(Finding(kind, "total", sentence) for sentence in sentences)
 
 
 def _amounts(live: tuple[Contributor, ...]) -> CategoryBytes:

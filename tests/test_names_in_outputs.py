@@ -19,7 +19,8 @@ from pytest_torchmem.store.acceptances import Acceptance
 from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Source
-from pytest_torchmem.values.findings import Finding, FindingKind, Verdict
+from pytest_torchmem.values.findings import Finding, FindingKind
+from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.results import Fate, Holder
 from pytest_torchmem.values.trace import Trace
 from pytest_torchmem.values.units import MiB
@@ -54,7 +55,8 @@ def named(name: str) -> RunReport:
         blind_spots=(name,),
         failed_passes=(name,),
     )
-    failed = replace(failed, result=result, causes=live)
+    (finding,) = failed.findings
+    failed = replace(failed, result=result, findings=(replace(finding, causes=live),))
     shrunk = window("test_b", Change.SHRUNK, notes=(name,))
     return RunReport(
         tests=(
@@ -95,7 +97,7 @@ def test_a_terminal_is_told_nothing_to_do(name, width):
             assert "\n" not in line.text
     result = run.tests[0].windows[0].result
     over = Finding(FindingKind.OVER_LIMIT, "retained", f"retained {name}", 1, cause=name)
-    text = failure_text([Verdict(result, (over,))], name, "pytest x", {}, width)
+    text = failure_text([Window(result, (over,))], name, "pytest x", {}, width)
     assert is_quiet(text)
     assert not _COMMAND.search(text)
 

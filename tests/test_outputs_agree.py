@@ -27,8 +27,8 @@ from pytest_torchmem.values.contributors import (
     Phase,
     Source,
 )
-from pytest_torchmem.values.findings import FindingKind
-from pytest_torchmem.values.measured import MeasuredTest, Window, unjudged
+from pytest_torchmem.values.findings import Finding, FindingKind
+from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.units import MiB
 from tests import results
@@ -48,9 +48,8 @@ def window(
     change: Change, before: int, after: int, failed: FindingKind | None = None, **changes: Any
 ) -> Window:
     result = measured(after, **changes.pop("result", {}))
-    sentence = f"memory failed for {failed.value}" if failed else ""
-    found = Window("test", result, {}, change, before, sentence, kinds=(failed,) if failed else ())
-    return replace(found, sentences=(sentence,) if failed else (), **changes)
+    findings = (Finding(failed, "total", f"memory failed for {failed.value}"),) if failed else ()
+    return Window(result, findings, change, before, key="test", **changes)
 
 
 def ended(name: str, *windows: Window, outcome: str = "", **changes: Any) -> MeasuredTest:
@@ -63,7 +62,7 @@ def ended(name: str, *windows: Window, outcome: str = "", **changes: Any) -> Mea
 TOTAL = {"total": 4 * MiB}
 NONE = Change.NOT_COMPARED
 GROWN, OVER = FindingKind.GROWN, FindingKind.OVER_LIMIT
-UNTIL_THEN = unjudged(measured(8 * MiB), None)
+UNTIL_THEN = Window(measured(8 * MiB))
 REGION = window(Change.GROWN, MiB, 2 * MiB, GROWN, result={"name": "forward"})
 
 #: A test, and what each output says of it: its status, its peak, how it stands.
@@ -235,10 +234,8 @@ def grown_by_lines() -> tuple[Window, BaselineEntry]:
         made(16, 3), made(2, 3, "gradient"), made(1, 9, "temporary"), made(4, 20), made(1, 30)
     )
     entry = BaselineEntry.of(before)
-    verdict = judge_baseline(after, Reference.of(entry), Allowance(0, 0))
-    shown = Window("test", verdict.result, {}, verdict.change, verdict.baseline_bytes, "grown")
-    shown = replace(shown, changed=verdict.changed, lines=verdict.lines, baseline=entry)
-    return replace(shown, sentences=("grown",), kinds=verdict.kinds), entry
+    judged = judge_baseline(after, Reference.of(entry), Allowance(0, 0))
+    return replace(judged, key="test", baseline=entry), entry
 
 
 def test_the_rows_of_what_grew_add_up_to_the_growth_in_all_outputs() -> None:

@@ -59,21 +59,26 @@ class GpuQuestions(abc.ABC):
         return fits(self.allocator_requests, parse_size(capacity), _parsed(settings))
 
 
-def requests_of_window(evidence: Evidence) -> Requests:
-    """Return the requests of a window's footprint.
+def storages_of_window(evidence: Evidence) -> NDArray[np.int64]:
+    """Return the storages of a window's footprint: int64, shape (N,).
 
     What the window found comes first, in the order in which it was made. Of what is older than the
     recording nobody knows that order: the largest is taken to be the first.
     """
-    storages, window = evidence.storages, evidence.window
+    storages = evidence.storages
     rows: NDArray[np.int64] = np.flatnonzero(evidence.counted)
-    born, died = storages.born[rows], storages.died[rows]
-    sizes = storages.size_bytes[rows]
-    order = np.lexsort((died, -sizes, born))
-    lives_on = died > window.end
-    died = np.where(lives_on, np.inf, died)
-    begin = np.maximum(born, window.begin)
-    return Requests.from_lifetimes(sizes[order], begin[order], died[order])
+    columns = (storages.died, -storages.size_bytes, storages.born)
+    return rows[np.lexsort(tuple(column[rows] for column in columns))]
+
+
+def requests_of_window(evidence: Evidence) -> Requests:
+    """Return the requests of a window's footprint; keys are places in `storages_of_window`."""
+    storages, window = evidence.storages, evidence.window
+    rows = storages_of_window(evidence)
+    died = storages.died[rows]
+    died = np.where(died > window.end, np.inf, died)
+    begin = np.maximum(storages.born[rows], window.begin)
+    return Requests.from_lifetimes(storages.size_bytes[rows], begin, died)
 
 
 def with_counters(

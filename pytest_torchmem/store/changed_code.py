@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -97,9 +96,13 @@ def renamed_functions(was: str, now: str) -> dict[str, str]:
         for old in gone
         for new in came
     }
-    alike = [pair for pair, share in shares.items() if share >= _ALIKE]
-    olds, news = Counter(old for old, _ in alike), Counter(new for _, new in alike)
-    return {old: new for old, new in alike if olds[old] == news[new] == 1}
+    alike = {pair: share for pair, share in shares.items() if share >= _ALIKE}
+    return {
+        old: new
+        for (old, new), share in alike.items()
+        if [p for p, s in alike.items() if s >= share and (p[0] == old or p[1] == new)]
+        == [(old, new)]
+    }
 
 
 def _functions(node: ast.AST, within: str) -> Iterator[tuple[str, list[str]]]:
@@ -113,8 +116,8 @@ def _functions(node: ast.AST, within: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _telling(statements: Iterable[_Statement], others: Sequence[_Statement]) -> Lines:
-    known = frozenset[str]().union(*(other.names for other in others))
-    return _lines_of(s for s in statements if not s.only_defines or s.names & known)
+    other_names = frozenset[str]().union(*(other.names for other in others))
+    return _lines_of(s for s in statements if not s.only_defines or s.names & other_names)
 
 
 def _lines_of(statements: Iterable[_Statement]) -> Lines:
@@ -133,10 +136,10 @@ def _statements(code: str) -> Iterator[_Statement]:
                 only_defines = bound in used if isinstance(top, ast.Import) else bound != "*"
                 yield _Statement(("", text), _lines(top, ()), frozenset({bound}), only_defines)
         else:
-            yield from _below(top, "", *_defined(top))
+            yield from _definitions_below(top, "", *_defined(top))
 
 
-def _below(
+def _definitions_below(
     node: ast.AST, within: str, names: frozenset[str], only_defines: bool
 ) -> Iterator[_Statement]:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -151,7 +154,7 @@ def _below(
     if isinstance(node, _DEFINITIONS):
         within = f"{within}.{node.name}"
     for child in below:
-        yield from _below(child, within, names, only_defines)
+        yield from _definitions_below(child, within, names, only_defines)
 
 
 def _lines(node: ast.AST, below: Sequence[ast.AST]) -> range:

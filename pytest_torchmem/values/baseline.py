@@ -136,6 +136,11 @@ class BaselineEntry(JsonFields):
     at_peak_live: Sequence[Contributor] = ()
     reserved: Reserved = Reserved()
 
+    @property
+    def is_composed(self) -> bool:
+        """False where only each category's own peak is known: the origins were lost."""
+        return self.at_peak.unknown <= self.peaks.unknown
+
     @classmethod
     def of(cls, result: Result) -> BaselineEntry:
         """Return the entry that a result is stored as."""

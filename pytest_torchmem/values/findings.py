@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from pytest_torchmem.values.baseline import Allowance, Change, ChangedNumber
+from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.contributors import Category, Contributor
 from pytest_torchmem.values.errors import MarkerError, SizeError, TorchmemError, is_torchmem_error
-from pytest_torchmem.values.json_values import SIGNED, JsonFields, JsonRow, shown
+from pytest_torchmem.values.json_values import OTHERWISE, RARE, SIGNED, JsonFields, JsonRow, shown
 from pytest_torchmem.values.results import Result, meant
 from pytest_torchmem.values.units import (
     KiB,
@@ -44,8 +45,8 @@ def read_limits(owner: str, given: Mapping[str, object]) -> dict[str, Size | Siz
     Raises `MarkerError` with a sentence about the first that cannot be used.
     """
     require_known(owner, given, LIMIT_KEYS)
-    asked = {key: value for key, value in given.items() if value is not None}
-    limits = {key: _read_limit(owner, key, value) for key, value in asked.items()}
+    given_sizes = {key: value for key, value in given.items() if value is not None}
+    limits = {key: _read_limit(owner, key, value) for key, value in given_sizes.items()}
     return {key: limits[key] for key in LIMIT_KEYS if key in limits}
 
 
@@ -173,6 +174,7 @@ class FindingKind(enum.Enum):
     UNSEEN = "unseen"
     SHRUNK = "shrunk"
     NO_BASELINE = "no-baseline"
+    OUT_OF_MEMORY = "out-of-memory"
 
     @property
     def is_unread(self) -> bool:
@@ -190,8 +192,9 @@ class FindingKind(enum.Enum):
         return self.is_too_large or self is FindingKind.UNSTABLE
 
     def ends(self, sentence: str) -> str:
-        """Return a sentence as it is shown: with the slug, unless its numbers say as much."""
-        return sentence if self.is_too_large else f"{sentence} [{self.value}]"
+        """Return a sentence as it is shown: with the slug, unless its words say as much."""
+        says_as_much = self.is_too_large or self is FindingKind.OUT_OF_MEMORY
+        return sentence if says_as_much else f"{sentence} [{self.value}]"
 
 
 _UNREAD: Final = (
@@ -252,6 +255,10 @@ class CodeLines(JsonRow):
         name = self.text.replace("\\", "/").rpartition("/")[2]
         return f"{name} (lines before it are gone)" if self.last < self.first else name
 
+    def has(self, place: CodeLines) -> bool:
+        """True where another place begins in these lines."""
+        return self.file == place.file and self.first <= place.first <= self.last
+
     @property
     def text(self) -> str:
         """The place with the whole path of its file."""
@@ -267,7 +274,8 @@ class LineDifference(JsonFields):
     Lines that were changed together count as one. What no line made stands alone.
 
     Attributes:
-        parts: The contributors of the line that differ, the largest change first; never empty.
+        parts: The contributors of the line that differ, those first that changed as the line did,
+            the largest change first; never empty.
         changed: The lines that were changed together; None where the line is as it was.
     """
 
@@ -284,6 +292,14 @@ class LineDifference(JsonFields):
         return tuple(part.contributor for part in self.parts)
 
     @property
+    def operators(self) -> tuple[str, ...]:
+        """The operators of the line, the one that made most of its change first."""
+        sign, amounts = (1 if self.size_bytes > 0 else -1), Counter[str]()
+        for part in self.parts:
+            amounts[part.contributor.operator] += max(0, sign * part.size_bytes)
+        return tuple(operator for operator, _ in amounts.most_common())
+
+    @property
     def place(self) -> CodeLines | None:
         """Where it is; None for what no line made."""
         source = self.parts[0].contributor.source
@@ -293,7 +309,7 @@ class LineDifference(JsonFields):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(JsonFields):
     """One number that is not as it must be.
 
     Attributes:
@@ -316,13 +332,18 @@ class Finding:
     key: str
     numbers: str
     excess_bytes: int = 0
-    lines: tuple[LineDifference, ...] = ()
-    cause: str = ""
-    causes: tuple[Contributor, ...] = ()
-    others: str = ""
-    place: CodeLines | None = None
-    changed_since: tuple[CodeLines, ...] = ()
-    allowed: str = ""
+    lines: tuple[LineDifference, ...] = field(default=(), metadata=OTHERWISE)
+    cause: str = field(default="", metadata=RARE)
+    causes: tuple[Contributor, ...] = field(default=(), metadata=RARE)
+    others: str = field(default="", metadata=RARE)
+    place: CodeLines | None = field(default=None, metadata=RARE)
+    changed_since: tuple[CodeLines, ...] = field(default=(), metadata=RARE)
+    allowed: str = field(default="", metadata=RARE)
+
+    @property
+    def is_at_change(self) -> bool:
+        """True where the line that the words name has changed itself."""
+        return any(line.changed == self.place for line in self.lines[:1] if line.changed)
 
     @property
     def sentence(self) -> str:
@@ -333,48 +354,6 @@ class Finding:
     def shown(self) -> str:
         """The sentence, with the slug of its kind where it needs one."""
         return self.kind.ends(self.sentence)
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The findings on one result: its limits and its baseline are held against it.
-
-    Attributes:
-        findings: What failed, the most telling first; empty when all is well.
-        lines: What made the number `changed` other than it was, by line. The others stand with
-            `values.measured.Window`, which takes them over.
-    """
-
-    result: Result
-    findings: tuple[Finding, ...] = ()
-    change: Change = Change.NOT_COMPARED
-    baseline_bytes: int = 0
-    notice: str = ""
-    reference: str = ""
-    nearest: str = ""
-    accepted: str = ""
-    excused: Mapping[str, int] = field(default_factory=dict)
-    changed: ChangedNumber | None = None
-    lines: tuple[LineDifference, ...] = ()
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.findings)
-
-    @property
-    def where(self) -> str:
-        """The beginning of a sentence about a region; ``""`` for the whole body."""
-        return f"in {self.result.name!r}, " if self.result.name else ""
-
-    @property
-    def sentence(self) -> str:
-        """The first line of a failure; ``""`` when nothing failed."""
-        return self.where + self.findings[0].shown if self.findings else ""
-
-    @property
-    def kinds(self) -> tuple[FindingKind, ...]:
-        """The kinds of what failed, each once, the most telling first."""
-        return tuple(dict.fromkeys(finding.kind for finding in self.findings))
 
 
 def is_estimated(result: Result, key: str) -> bool:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from pytest_torchmem.values.baseline import TOTAL, BaselineEntry, Change, ChangedNumber
 from pytest_torchmem.values.contributors import Contributor
-from pytest_torchmem.values.findings import CodeLines, FindingKind, LineDifference, is_estimated
-from pytest_torchmem.values.json_values import Json, JsonFields, whole_number
+from pytest_torchmem.values.findings import (
+    CodeLines,
+    Finding,
+    FindingKind,
+    LineDifference,
+    is_estimated,
+)
+from pytest_torchmem.values.json_values import Json, JsonFields, plain, whole_number
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart
@@ -19,6 +25,8 @@ from pytest_torchmem.values.units import format_apart
 RENAMED: Final = "renamed"
 """What an update calls a new entry that took another one's place, and its numbers."""
 
+# Written beside the findings that they come from, for whoever reads a file of results.
+_DERIVED: Final = ("sentence", "sentences", "kinds", "causes", "place", "changed_since", "status")
 _COMPARED: Final = (Change.SAME, Change.WITHIN, Change.GROWN, Change.SHRUNK)
 _NUMBER: Final = re.compile(r"\d{1,9}")
 NOT_COMPARED: Final = "not compared, ended by an exception"
@@ -30,52 +38,83 @@ STATUSES: Final = ("failed", "not measured", "grown", "shrunk", "new", "xfailed"
 
 @dataclass(frozen=True, slots=True)
 class Window(JsonFields):
-    """One measured window of a test and what it was held against.
+    """One measured window of a test, and what holding it against limits and a baseline found.
 
     Attributes:
-        key: The window's baseline key: the test within its module, with ``::region`` if it is one.
-        limits: The limits in bytes that the result was held against.
+        result: What was measured.
+        findings: What failed, the most telling first; empty when all is well.
         change: How the result differs from its baseline.
         baseline_bytes: The baseline's peak; 0 without one.
-        sentence: The first line of the failure; ``""`` when nothing failed.
-        sentences: Everything that failed, the first line included.
-        baseline: The baseline's entry; None without one, and where no report asks for it.
-        picture: The timeline; None where no report asks for it.
+        notice: What shrank, in a sentence; ``""`` when nothing did.
         reference: The environment whose baseline a user told us to compare with; ``""`` for that
             of the run.
         nearest: Without a baseline, the nearest environment that has one; ``""`` if none does.
-        notice: What shrank, in a sentence; ``""`` when nothing did.
-        kinds: Why it failed, each kind once, the most telling first.
-        causes: The contributors that the sentences name, each once, in their order.
         accepted: The change that an update stores, in a sentence; ``""`` where it stores none.
         excused: The bytes that known holders hold and that no limit counted, by pattern.
         changed: The number that the change is told by; None without a baseline.
         lines: What made that number grow, by line, the cause first; with what is too small to be
             listed they add up to the growth. Empty where it did not grow.
-        place: The lines that the first sentence blames, or the one changed place that leads there.
-        changed_since: Where code has changed since the baseline, as far as a sentence names it.
+        key: The window's baseline key: the test within its module, with ``::region`` if it is one;
+            ``""`` for one that was held against nothing.
+        limits: The limits in bytes that the result was held against.
+        baseline: The baseline's entry; None without one, and where no report asks for it.
+        picture: The timeline; None where no report asks for it.
     """
 
-    key: str
     result: Result
-    limits: Mapping[str, int]
-    change: Change
-    baseline_bytes: int
-    sentence: str
-    sentences: tuple[str, ...] = ()
-    baseline: BaselineEntry | None = None
-    picture: Picture | None = None
+    findings: tuple[Finding, ...] = ()
+    change: Change = Change.NOT_COMPARED
+    baseline_bytes: int = 0
+    notice: str = ""
     reference: str = ""
     nearest: str = ""
-    notice: str = ""
-    kinds: tuple[FindingKind, ...] = ()
-    causes: tuple[Contributor, ...] = ()
     accepted: str = ""
     excused: Mapping[str, int] = field(default_factory=dict)
     changed: ChangedNumber | None = None
     lines: tuple[LineDifference, ...] = ()
-    place: CodeLines | None = None
-    changed_since: tuple[CodeLines, ...] = ()
+    key: str = ""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    baseline: BaselineEntry | None = None
+    picture: Picture | None = None
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.findings)
+
+    @property
+    def where(self) -> str:
+        """The beginning of a sentence about a region; ``""`` for the whole body."""
+        return f"in {self.result.name!r}, " if self.result.name else ""
+
+    @property
+    def sentence(self) -> str:
+        """The first line of the failure; ``""`` when nothing failed."""
+        return self.where + self.findings[0].shown if self.findings else ""
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Everything that failed, the first line included."""
+        return sentences([self], name_regions=False)
+
+    @property
+    def kinds(self) -> tuple[FindingKind, ...]:
+        """Why it failed, each kind once, the most telling first."""
+        return tuple(dict.fromkeys(finding.kind for finding in self.findings))
+
+    @property
+    def causes(self) -> tuple[Contributor, ...]:
+        """The contributors that the sentences name, each once, in their order."""
+        return tuple(dict.fromkeys(c for finding in self.findings for c in finding.causes))
+
+    @property
+    def place(self) -> CodeLines | None:
+        """The lines that the first sentence blames, or the one changed place that leads there."""
+        return self.findings[0].place if self.findings else None
+
+    @property
+    def changed_since(self) -> tuple[CodeLines, ...]:
+        """Where code has changed since the baseline, as far as a sentence names it."""
+        return tuple(place for finding in self.findings for place in finding.changed_since)
 
     @property
     def told_by(self) -> ChangedNumber:
@@ -142,14 +181,30 @@ class Window(JsonFields):
 
     def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back."""
-        return {**JsonFields.to_json(self), "status": self.status}
+        derived = {name: plain(getattr(self, name)) for name in _DERIVED}
+        return {**JsonFields.to_json(self), **derived}
 
 
-def unjudged(result: Result, picture: Picture | None, sentences: Sequence[str] = ()) -> Window:
-    """Return a window that was held against nothing."""
-    first = sentences[0] if sentences else ""
-    nothing = Change.NOT_COMPARED
-    return Window("", result, {}, nothing, 0, first, sentences=tuple(sentences), picture=picture)
+def sentences(windows: Iterable[Window], name_regions: bool = True) -> tuple[str, ...]:
+    """Return everything that failed, the first line of the failure first.
+
+    A tensor that is left behind is part of what is retained, of its category's peak and of the
+    total. The first of those sentences names it; the others say that the cause is the same.
+    """
+    by_cause: dict[object, list[str]] = {}
+    for window in windows:
+        where = window.where if name_regions else ""
+        for finding in window.findings:
+            # One cause may count in several categories: scratch at one moment, and kept later.
+            cause: object = finding.causes[0].told_line if finding.causes else id(finding)
+            if finding.place and (finding.is_at_change or not finding.changed_since):
+                cause = str(finding.place)
+            elif finding.causes and (source := finding.causes[0].source):
+                cause = str(source)
+            of_cause = by_cause.setdefault(cause, [])
+            same = f"{where}{finding.numbers} (same cause)"
+            of_cause.append(same if of_cause else where + finding.shown)
+    return tuple(sentence for of_cause in by_cause.values() for sentence in of_cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +255,8 @@ class MeasuredTest(JsonFields):
             return "failed"
         if self.not_measured:
             return "not measured"
-        named = (Change.GROWN, Change.SHRUNK, Change.NEW)
-        return next((c.value for c in named if c in changes), "ok")
+        notable = (Change.GROWN, Change.SHRUNK, Change.NEW)
+        return next((c.value for c in notable if c in changes), "ok")
 
     @property
     def failed_windows(self) -> tuple[Window, ...]:

@@ -70,6 +70,24 @@ def test_reserved_counts_the_segments_that_requests_need():
     assert peak.reserved == (20 + 30 + 20) * MiB
 
 
+def test_each_segment_that_would_be_reserved_has_what_it_is_for_and_what_is_free_in_it():
+    # When the last one is reserved the weight and 2 MiB are in the first, and one is empty.
+    b = TraceBuilder()
+    weight = b.existing(3 * MiB, Ownership.PARAMETER)
+    with b.op("aten::mm", reads=[weight]):
+        scratch = b.alloc(30 * MiB)
+    b.free(scratch)
+    for operator, size_bytes in (("aten::exp", 2 * MiB), ("aten::cat", 31 * MiB)):
+        with b.op(operator, reads=[weight]):
+            b.alloc(size_bytes)
+    found = analyze_trace(b.build()).reserved_if_simulated("")
+    assert {(s.size_bytes // MiB, c.operator, c.size_bytes // MiB) for s, c in found} == {
+        (20, "aten::exp", 15),
+        (30, "aten::mm", 30),
+        (32, "aten::cat", 1),
+    }
+
+
 def test_what_was_there_before_is_asked_for_first():
     requests = analyze_trace(a_body().build()).allocator_requests
     assert requests.kind[0] == Request.ALLOC

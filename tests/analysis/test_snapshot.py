@@ -103,6 +103,24 @@ def test_a_site_is_the_user_s_line_the_outermost_operator_and_the_phase():
     assert found.phase is Phase.BACKWARD
 
 
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (["<string>"], "<string>:1"),
+        (["/opt/lib/python3.12/site-packages/torch/nn/modules/linear.py", "<stdin>"], "<stdin>:2"),
+        (["<string>", "/home/me/train.py"], "train.py:2"),
+        (["<frozen runpy>"], "None"),
+    ],
+)
+def test_code_that_is_in_no_file_has_lines_too(files, told):
+    requests, run = run_of(("alloc", 0, 3 * MiB))
+    data = snapshot_of(requests, run)  # type: ignore[arg-type]
+    stack = [frame("main", file, line) for line, file in enumerate(files, 1)]
+    data["device_traces"][0][-1]["frames"] = stack
+    (found,) = read_snapshot(data).result().peak.live
+    assert str(found.source) == told
+
+
 def test_storages_of_one_site_are_counted():
     requests, run = run_of(("alloc", 0, 3 * MiB), ("alloc", 1, 5 * MiB))
     data = snapshot_of(requests, run)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 from pytest_torchmem.store.baselines import FileChanges, write_file
 from pytest_torchmem.store.run_reports import RunReport, render_run
-from pytest_torchmem.values.baseline import BaselineEntry, Change
+from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.units import MiB
 from tests.results import contributor, result
@@ -14,14 +14,7 @@ GPU = {"device": "Fake 100", "capability": "9.0", "torch": "2.13", "allocator": 
 
 
 def measured(nodeid, size, environment, **changes):
-    window = Window(
-        nodeid.partition("::")[2],
-        result(contributor(size, **changes)),
-        {},
-        Change.NOT_COMPARED,
-        0,
-        "",
-    )
+    window = Window(result(contributor(size, **changes)), key=nodeid.partition("::")[2])
     return MeasuredTest(nodeid, "", environment, (window,))
 
 

@@ -10,14 +10,14 @@ from pytest_torchmem.report.text.terminal import failure_text
 from pytest_torchmem.store.run_reports import RunReport, render_run
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, CategoryBytes
-from pytest_torchmem.values.findings import Finding, FindingKind, Verdict
-from pytest_torchmem.values.measured import MeasuredTest, Window, unjudged
+from pytest_torchmem.values.findings import Finding, FindingKind
+from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.picture import OperatorUse, Picture, Span
 from pytest_torchmem.values.results import Fate, Holder
 from pytest_torchmem.values.units import MiB
 from tests.builders import TraceBuilder
 from tests.cli.files import CPU, A, baseline, measured, results
-from tests.results import contributor, result
+from tests.results import contributor, failed, result
 
 
 def test_show_lists_the_largest_first(command, tmp_path):
@@ -68,9 +68,9 @@ def test_why_a_test_failed_and_what_holds_its_memory_is_shown(command, tmp_path)
     (window,) = test.windows
     held = Holder(MiB, 1, Fate.HELD, "net.CACHE")
     result = replace(window.result, retained=replace(window.result.retained, holders=(held,)))
-    window = replace(window, result=result, sentence="one", sentences=("one", "two"))
-    failed = replace(test, windows=(window,), outcome="failed")
-    (tmp_path / "a.json").write_text(render_run(RunReport((failed,))))
+    window = replace(window, result=result, findings=failed("one", "two"))
+    test = replace(test, windows=(window,), outcome="failed")
+    (tmp_path / "a.json").write_text(render_run(RunReport((test,))))
     lines = command("show", "a.json", "test_x")[1].splitlines()
     assert lines[2:4] == ["  failed: one", "  failed: two"]
     assert lines[-1] == "    1.0 MiB in 1 storage: still held by net.CACHE"
@@ -91,13 +91,12 @@ def test_shares_are_those_of_the_peak_as_in_a_failure(command, tmp_path):
     peaks = CategoryBytes(activation=80 * MiB, temporary=60 * MiB)
     peak = replace(one.peak, total=100 * MiB, by_category=peaks, live_by_category=(kept, scratch))
     one = replace(one, peak=peak, retained=replace(one.retained, live=(small,)))
-    window = Window("test_x", one, {"total": 1}, Change.NOT_COMPARED, 0, "over", ("over",))
+    over = Finding(FindingKind.OVER_LIMIT, "retained", "over")
+    window = Window(one, (over,), key="test_x", limits={"total": 1})
     run = RunReport((MeasuredTest("test_a.py::test_x", "", CPU, (window,)),))
     (tmp_path / "a.json").write_text(render_run(run))
     out = command("show", "a.json", "test_x")[1]
-    failure = failure_text(
-        [Verdict(one, (Finding(FindingKind.OVER_LIMIT, "retained", "over"),))], "", "pytest"
-    )
+    failure = failure_text([window], "", "pytest")
     for text in (out, failure):
         assert re.search(r"10.0 MiB +25% +temporary", text)
     assert re.search(r"80.0 MiB +80% +activation", out)
@@ -107,7 +106,7 @@ def test_shares_are_those_of_the_peak_as_in_a_failure(command, tmp_path):
 
 def test_what_was_held_against_nothing_is_shown_and_not_compared(command, tmp_path):
     body, region = result(contributor(9 * MiB)), result(contributor(3 * MiB), name="part")
-    windows = (unjudged(body, None), unjudged(region, None))
+    windows = (Window(body), Window(region))
     test = MeasuredTest("t.py::test_a", "t.py", CPU, (), unjudged=windows, raised="ValueError")
     path = tmp_path / "a.json"
     path.write_text(render_run(RunReport((replace(test, outcome="failed"),))))
@@ -190,7 +189,7 @@ def test_a_folder_of_the_files_of_several_ranks_has_what_each_of_them_notes(comm
         test = measured("tests/test_a.py::test_x", MiB, {**CPU, "rank": f"{number} of 2"})
         (window,) = test.windows
         told = replace(window.result, notes=(f"a note of {number}",))
-        window = replace(window, result=told, sentences=(f"rank {number} is too large",))
+        window = replace(window, result=told, findings=failed(f"rank {number} is too large"))
         test = replace(test, windows=(window,))
         (tmp_path / f"run-rank{number}.json").write_text(render_run(RunReport((test,))))
     _, table = command("show", tmp_path)[:2]
@@ -199,3 +198,14 @@ def test_a_folder_of_the_files_of_several_ranks_has_what_each_of_them_notes(comm
     for number in range(2):
         assert f"  failed: rank {number} is too large" in text
         assert f"  note: a note of {number}" in text
+
+
+def test_a_baseline_without_its_origins_shows_the_categories_that_its_numbers_have(
+    command, tmp_path
+):
+    path = tmp_path / "__torchmem__/cpu-torch2.13/test_a.json"
+    baseline(path, {"test_x": MiB})
+    path.with_suffix(".origins").unlink()
+    assert "test_x  (at most activation 1.0 MiB)" in command("show", path)[1]
+    one = command("show", path, "test_x")[1]
+    assert "  activation:         1.0 MiB at most" in one.splitlines()

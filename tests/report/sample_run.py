@@ -14,11 +14,11 @@ from pytest_torchmem.values.contributors import (
     Phase,
     Source,
 )
-from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.picture import OperatorUse, Picture, Span, Track
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.units import MiB
+from tests.results import failed
 
 MS = 1_000_000
 MOMENTS = 120
@@ -115,16 +115,14 @@ def window(key, change=Change.SAME, sentence="", scale=MiB, share=1.0, device="c
     result = result_of(drawn, device=device, **changes)
     entry = entry_of(result, share) if change not in (Change.NEW, Change.NOT_COMPARED) else None
     return Window(
-        key=key,
-        result=result,
-        limits={"total": 120 * scale},
-        change=change,
+        result,
+        failed(*filter(None, [sentence])),
+        change,
         baseline_bytes=entry.total if entry else 0,
-        sentence=sentence,
-        sentences=(sentence,) if sentence else (),
+        key=key,
+        limits={"total": 120 * scale},
         baseline=entry,
         picture=drawn,
-        kinds=(FindingKind.GROWN,) if sentence else (),
     )
 
 
@@ -140,7 +138,7 @@ def on_gpu(key, **changes):
         counters=Counters(3 * MiB, 3 * MiB, 3 * MiB, 4 * MiB),
     )
     limits = {"total": 4 * MiB}
-    return Window(key, result, limits, Change.NOT_COMPARED, 0, "", **changes)
+    return Window(result, key=key, limits=limits, **changes)
 
 
 GROWN = (

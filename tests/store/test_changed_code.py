@@ -127,3 +127,9 @@ def test_came():
 """
     assert renamed_functions(was, now) == {"TestNet::test_old": "TestNet::test_new"}
     assert renamed_functions(was, "def (") == {}
+
+
+def test_of_functions_that_are_alike_each_is_the_one_that_is_nearest():
+    was = "def test_a(): use(net, 4)\ndef test_b(): use(net, 4).relu()\n"
+    now = "def test_d(): use(net, 8).relu()\ndef test_c(): use(net, 8)\n"
+    assert renamed_functions(was, now) == {"test_a": "test_c", "test_b": "test_d"}

@@ -8,15 +8,17 @@ import pytest
 
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import CategoryBytes
-from pytest_torchmem.values.findings import FindingKind
+from pytest_torchmem.values.findings import CodeLines, Finding, FindingKind
 from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.results import Peak, Result, Retained
 
 SIZE = CategoryBytes(activation=3)
 RESULT = Result("", "cpu", False, Peak(3, 0, SIZE, SIZE), Retained(0, CategoryBytes()))
-WINDOW = Window(
-    "test_a", RESULT, {"total": 4}, Change.GROWN, 2, "too much", kinds=(FindingKind.GROWN,)
+LINES = CodeLines("net.py", 3, 4)
+FINDING = Finding(
+    FindingKind.GROWN, "total", "too much", 1, cause="a list", place=LINES, changed_since=(LINES,)
 )
+WINDOW = Window(RESULT, (FINDING,), Change.GROWN, 2, key="test_a", limits={"total": 4})
 
 
 def measured(name):
@@ -32,7 +34,8 @@ def measured(name):
     ],
 )
 def test_the_status_of_a_limit_comes_from_the_kinds_whatever_the_sentence_says(kinds, status):
-    window = replace(WINDOW, kinds=kinds, sentence="x over the limit of y, it cannot be judged: z")
+    text = "x over the limit of y, it cannot be judged: z"
+    window = replace(WINDOW, findings=tuple(Finding(kind, "total", text) for kind in kinds))
     assert window.limit_status == status
 
 

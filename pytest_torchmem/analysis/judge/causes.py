@@ -41,12 +41,14 @@ class Cause:
         contributors: What the words are about.
         others: What else came and went, in words that follow; ``""`` for nothing.
         place: Its lines; None where no line made it.
+        lead: The line that the words name.
     """
 
     text: str
     contributors: tuple[Contributor, ...]
     others: str
     place: CodeLines | None
+    lead: LineDifference
 
 
 def cause_of(lines: Sequence[LineDifference], excess_bytes: int, key: str) -> Cause:
@@ -59,6 +61,7 @@ def cause_of(lines: Sequence[LineDifference], excess_bytes: int, key: str) -> Ca
     members = _spread(grown)
     if members:
         first = _first(members, grown)
+        lead = next(line for line in grown if any(part is first for part in line.parts))
         text, told_bytes = _spread_text(members, first), sum(m.size_bytes for m in members)
         contributors = (first.contributor, *(m.contributor for m in members if m is not first))
         place = None
@@ -80,7 +83,7 @@ def cause_of(lines: Sequence[LineDifference], excess_bytes: int, key: str) -> Ca
         if _NEGLIGIBLE * size_bytes > excess_bytes
     ]
     others = f", {' and '.join(named)} elsewhere" if named else ""
-    return Cause(text, contributors, others, place)
+    return Cause(text, contributors, others, place, lead)
 
 
 def line_text(line: LineDifference, key: str = "total") -> str:
@@ -97,7 +100,9 @@ def line_text(line: LineDifference, key: str = "total") -> str:
         amounts[part.contributor.category] += part.size_bytes
     grew = [part.contributor for part in line.parts if part.size_bytes * line.size_bytes > 0]
     sizes = [p.size_bytes for p in line.parts if p.size_bytes * line.size_bytes > 0]
-    text = f"{format_change(line.size_bytes)} {_told(grew, sizes, amounts, line.changed, key)}"
+    text = (
+        f"{format_change(line.size_bytes)} {_line_words(grew, sizes, amounts, line.changed, key)}"
+    )
     if lead.kind is DifferenceKind.LONGER:
         return f"{text}, which lives longer"
     if lead.kind is DifferenceKind.READ:
@@ -110,7 +115,7 @@ def told_by_line(contributors: Sequence[Contributor], key: str = "total") -> str
     amounts: Counter[Category] = Counter()
     for c in contributors:
         amounts[c.category] += c.size_bytes
-    return _told(contributors, [c.size_bytes for c in contributors], amounts, None, key)
+    return _line_words(contributors, [c.size_bytes for c in contributors], amounts, None, key)
 
 
 def origin(contributor: Contributor, key: str = "total") -> str:
@@ -121,7 +126,7 @@ def origin(contributor: Contributor, key: str = "total") -> str:
     return told_by_line((contributor,), key)
 
 
-def _told(
+def _line_words(
     made: Sequence[Contributor],
     sizes: Sequence[int],
     amounts: Counter[Category],
@@ -229,15 +234,16 @@ def nearest_first(
     return tuple(sorted(places, key=is_far))
 
 
-def changes_text(places: Sequence[CodeLines]) -> str:
+def changes_text(places: Sequence[CodeLines], *, is_beside: bool = False) -> str:
     """Return ``; changed since: train.py:26``, for a cause whose own line has not changed.
 
     A list that keeps losses, or a larger number in a configuration, makes no memory itself. Of many
-    places the nearest are named.
+    places the nearest are named. They are ``beside`` a cause whose line has changed, too.
     """
     named = ", ".join(map(str, places[:_FEW_CHANGES]))
     more = f" and {len(places) - _FEW_CHANGES} more" if places[_FEW_CHANGES:] else ""
-    return f"; changed since: {named}{more}" if places else ""
+    word = "also changed" if is_beside else "changed since"
+    return f"; {word}: {named}{more}" if places else ""
 
 
 def lost_by_origin(now: Iterable[Contributor], then: Iterable[Contributor]) -> LostByOrigin:

@@ -18,6 +18,7 @@ _POOLED: Final = "was free in the private pools of CUDA graphs"
 _SPLIT: Final = "was free in segments of which other parts were in use"
 _CACHED: Final = "was free and kept by the cache"
 _SMALL: Final = 50
+_MUCH: Final = 4
 _TAILS: Final = "was the ends of blocks, too small to be split off"
 
 
@@ -40,26 +41,28 @@ def told_by_allocator(
     """
     counters = result.counters
     return tuple(
-        _told(finding, counters, source)
+        _with_segment(finding, counters, source)
         if counters and finding.key in COUNTERS and finding.kind.has_excess
         else finding
         for finding in findings
     )
 
 
-def _told(finding: Finding, counters: Counters, source: Allocated) -> Finding:
+def _with_segment(finding: Finding, counters: Counters, source: Allocated) -> Finding:
     excess_bytes = finding.excess_bytes
-    # What was there before the body is told by itself. A baseline has it, too.
-    is_limit = finding.kind is FindingKind.OVER_LIMIT
-    if is_limit and counters.before(finding.key) >= excess_bytes:
+    before, before_bytes = there_before(finding, counters)
+    if before_bytes >= excess_bytes:
         return finding
     segments = source.reserved() if finding.key == "reserved" else ()
     parts = _parts(finding.key, counters, segments)
     parts = {words: size_bytes for words, size_bytes in parts.items() if size_bytes > 0}
-    if 2 * sum(parts.values()) < excess_bytes:
+    if not parts or 2 * (sum(parts.values()) + before_bytes) < excess_bytes:
         return finding
     words, size_bytes = max(parts.items(), key=lambda part: part[1])
-    text = f"at least {format_size(size_bytes)} of that {words}"
+    text = f"{before}at least {format_size(size_bytes)} of that {words}"
+    if words == _TAILS:  # those of blocks that are in use
+        cause = finding.cause.removeprefix(before)
+        return replace(finding, cause=f"{text}; {cause}" if cause else text)
     others_bytes = sum(parts.values()) - size_bytes
     others = ""
     if _SMALL * others_bytes >= size_bytes:
@@ -82,6 +85,18 @@ def _told(finding: Finding, counters: Counters, source: Allocated) -> Finding:
         others=others,
         place=CodeLines(at.file, at.line, at.line) if at else None,
     )
+
+
+def there_before(finding: Finding, counters: Counters) -> tuple[str, int]:
+    """Return what a cause begins with where much was there before the body, and its bytes.
+
+    A counter holds what fixtures and other tests have on the device. A baseline has it, too.
+    """
+    before_bytes = counters.before(finding.key)
+    if finding.kind is not FindingKind.OVER_LIMIT or _MUCH * before_bytes < finding.excess_bytes:
+        return "", 0
+    words = f"of that was {finding.key} before the body began, for fixtures or for what ran earlier"
+    return f"{format_size(before_bytes)} {words}; ", before_bytes
 
 
 def _reserved_for(
@@ -112,6 +127,8 @@ def _parts(
         is_whole = held.size_bytes == segment.size_bytes
         words = _POOLED if segment.is_private else _CACHED if is_whole else _SPLIT
         free[words] += held.size_bytes
+    # What no tensor holds of a block in use is told as its end.
+    free[_SPLIT] = max(0, free[_SPLIT] - parts[_TAILS])
     rest = max(0, counters.reserved - counters.active - sum(free.values()))
     split = min(max(0, counters.split - free[_SPLIT]), rest)
     free[_SPLIT] += split

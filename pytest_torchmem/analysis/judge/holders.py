@@ -14,7 +14,8 @@ from typing import Final
 from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.values.contributors import CategoryBytes, Contributor, common_module
 from pytest_torchmem.values.errors import MarkerError
-from pytest_torchmem.values.findings import RETAINED, Finding, Verdict
+from pytest_torchmem.values.findings import RETAINED, Finding
+from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.results import Fate, Holder, Result
 from pytest_torchmem.values.units import format_size
 
@@ -90,22 +91,22 @@ def known_by(holder: Holder, known: Sequence[KnownHolder]) -> str:
 
 
 def explain_retained(
-    verdict: Verdict,
+    window: Window,
     find_holders: Callable[[], tuple[Held, ...]] | None,
     known: Sequence[KnownHolder] = (),
-) -> Verdict:
+) -> Window:
     """Say what keeps alive what was retained, where that is what failed; only then it is asked.
 
     A sentence names no holder that is known: it is not the cause.
     """
-    if find_holders is None or not any(finding.key in RETAINED for finding in verdict.findings):
-        return verdict
+    if find_holders is None or not any(finding.key in RETAINED for finding in window.findings):
+        return window
     held = find_holders()
     holders = group_holders(each.holder for each in held if each.at_end)
-    result = replace(verdict.result, retained=replace(verdict.result.retained, holders=holders))
+    result = replace(window.result, retained=replace(window.result.retained, holders=holders))
     unknown = tuple(each for each in held if not known_by(each.holder, known))
-    findings = tuple(_with_holder(finding, unknown) for finding in verdict.findings)
-    return replace(verdict, result=result, findings=findings)
+    findings = tuple(_with_holder(finding, unknown) for finding in window.findings)
+    return replace(window, result=result, findings=findings)
 
 
 def _with_holder(finding: Finding, held: tuple[Held, ...]) -> Finding:

@@ -44,15 +44,20 @@ def by_line(
         groups[key].append(difference)
         if place:
             changed[key] = place
-    lines = [
-        LineDifference(
-            tuple(sorted(parts, key=lambda d: (-abs(d.size_bytes), d.contributor.identity))),
-            changed.get(key),
-        )
-        for key, parts in groups.items()
-    ]
+    lines = [LineDifference(_in_order(parts), changed.get(key)) for key, parts in groups.items()]
     lines.sort(key=lambda line: (-abs(line.size_bytes), line.parts[0].contributor.identity))
     return tuple(lines)
+
+
+def _in_order(parts: Sequence[Difference]) -> tuple[Difference, ...]:
+    """Return the parts of a line, those first that changed as the whole did."""
+    grew = sum(part.size_bytes for part in parts) > 0
+
+    def place(part: Difference) -> tuple[bool, int, tuple[str, ...]]:
+        is_against = (part.size_bytes > 0) != grew
+        return (is_against, -abs(part.size_bytes), part.contributor.identity)
+
+    return tuple(sorted(parts, key=place))
 
 
 def largest_line(live: Iterable[Contributor]) -> tuple[Contributor, ...]:

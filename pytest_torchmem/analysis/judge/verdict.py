@@ -10,7 +10,8 @@ from typing import Final
 
 from pytest_torchmem.analysis.judge import causes
 from pytest_torchmem.analysis.judge.causes import LostByOrigin
-from pytest_torchmem.analysis.judge.differences import number_differences
+from pytest_torchmem.analysis.judge.counters import there_before
+from pytest_torchmem.analysis.judge.differences import number_differences, origin_of
 from pytest_torchmem.analysis.judge.lines import ChangedAt, by_line, cause_first, largest_line
 from pytest_torchmem.values.baseline import (
     RESERVED,
@@ -34,15 +35,17 @@ from pytest_torchmem.values.findings import (
     Finding,
     FindingKind,
     LineDifference,
-    Verdict,
     is_estimated,
     words,
 )
+from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart, format_change, format_share, format_size
 
 # A line that made one in so many of the growth is one that made the total grow.
 _EXPLAINS: Final = 4
+# What grew by one in so many of a line's bytes, and was there first, may have made it larger.
+_READS: Final = 50
 _FEW_NOTES: Final = 5
 _NO_ORIGINS: Final = (
     "; by what it grew is not known: the .origins file beside the baseline lacks this entry, and "
@@ -104,7 +107,7 @@ def judge_blind_spots(result: Result) -> tuple[Finding, ...]:
 
 def judge_baseline(
     result: Result, reference: Reference, allowance: Allowance, code: CodeChanges = NOTHING_KNOWN
-) -> Verdict:
+) -> Window:
     """Compare the peak, each category's own peak and what was retained with a stored entry.
 
     ``code`` says which lines have changed since; it is asked only about what grew, as the stored
@@ -114,7 +117,7 @@ def judge_baseline(
     stored, environment = reference.numbers, reference.environment
     if result.peak.total == 0 and stored.total > 0:
         missing = _nothing_read(result, f"the baseline has {format_size(stored.total)}")
-        return Verdict(result, (missing,), Change.NOT_COMPARED, stored.total)
+        return Window(result, (missing,), Change.NOT_COMPARED, stored.total)
     changes: set[Change] = set()
     findings: list[Finding] = []
     sides = _Sides(result, reference, code)
@@ -132,7 +135,7 @@ def judge_baseline(
         if change is Change.SHRUNK:
             shrunk.append(number)
         if change is Change.GROWN:
-            findings.append(_grown(number, sides, allowed))
+            findings.append(_grown_finding(number, sides, allowed))
     if moved:
         notes = dict.fromkeys((*result.notes, *map(causes.label_note, moved[:_FEW_NOTES])))
         result = replace(result, notes=tuple(notes))
@@ -150,19 +153,19 @@ def judge_baseline(
         # reserved follows it, in large steps.
         changed = min(shrunk, key=lambda number: (number.key == RESERVED, number.by_bytes))
         notice = _told_saving(changed)
-    return Verdict(
+    return Window(
         result,
         ranked,
         change,
         stored.total,
         notice,
-        environment,
+        reference=environment,
         changed=changed,
         lines=lines,
     )
 
 
-def _grown(number: ChangedNumber, sides: _Sides, allowed: Allowance) -> Finding:
+def _grown_finding(number: ChangedNumber, sides: _Sides, allowed: Allowance) -> Finding:
     """Return what is said of a number that grew, with what grew."""
     result, environment = sides.result, sides.reference.environment
     told_as = f"the baseline{f' for {environment}' if environment else ''} of {{}}"
@@ -210,11 +213,11 @@ def _change_less_moved(
     return change
 
 
-def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
+def judge_shrinking(compared: Window) -> tuple[Finding, ...]:
     """Return a finding where a number is below its baseline, for those who want that to fail."""
-    if not verdict.notice:
+    if not compared.notice:
         return ()
-    return (Finding(FindingKind.SHRUNK, "total", f"{verdict.notice}: tighten it"),)
+    return (Finding(FindingKind.SHRUNK, "total", f"{compared.notice}: tighten it"),)
 
 
 def _told_saving(saved: ChangedNumber) -> str:
@@ -437,23 +440,50 @@ class _Sides:
         return cause_first(by_line(found, self.code.changed_at), excess_bytes)
 
 
-def with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Finding, ...]:
-    """Say in the first sentence what has changed, where that is not the line of its cause."""
+def with_changes(
+    findings: tuple[Finding, ...], code: CodeChanges, reference: Reference
+) -> tuple[Finding, ...]:
+    """Say in the first sentence what has changed, where that is not the line of its cause.
+
+    A line that was edited and that makes more of what it made before may be larger for another
+    reason: a number in it was changed, and so was the fixture that it reads.
+    """
     if not findings or not findings[0].causes:
         return findings
     first, *others = findings
     source = first.causes[0].source
-    if source and code.changed_at(source):
+    own = code.changed_at(source) if source else None
+    if own and _explains_itself(first, reference):
         return findings
     made = (*(c for line in first.lines for c in line.contributors), *first.causes)
-    places = causes.nearest_first(made, code.places())
+    apart = [place for place in code.places() if own is None or not own.has(place)]
+    places = causes.nearest_first(made, apart)
     if not places:
-        if first.kind is FindingKind.GROWN and code.is_same():
+        if own is None and first.kind is FindingKind.GROWN and code.is_same():
             first = replace(first, others=first.others + _SAME_CODE)
         return (first, *others)
-    told = first.others + causes.changes_text(places)
-    place = places[0] if len(places) == 1 else first.place
+    told = first.others + causes.changes_text(places, is_beside=own is not None)
+    place = places[0] if len(places) == 1 and own is None else first.place
     return (replace(first, others=told, changed_since=places, place=place), *others)
+
+
+def _explains_itself(finding: Finding, reference: Reference) -> bool:
+    """True where a line makes what nobody made before, and nothing that it reads is larger."""
+    if not finding.lines or finding.key in RETAINED:
+        return False
+    lead, *rest = finding.lines
+    made_before = {origin_of(c) for c in reference.entry.live}
+    new = [
+        part
+        for part in lead.parts
+        if part.kind is DifferenceKind.NEW and origin_of(part.contributor) not in made_before
+    ]
+    first = min((part.contributor.order for part in new), default=0)
+    earlier = (p for line in rest for p in line.parts if p.contributor.order < first)
+    old = (part for part in lead.parts if part not in new)
+    # Of what is as large as before nothing else is larger.
+    larger = (p for p in (*earlier, *old) if 4 * p.size_bytes > p.contributor.size_bytes)
+    return bool(new) and not any(p.size_bytes * _READS > lead.size_bytes for p in larger)
 
 
 def _with_cause(finding: Finding, result: Result) -> Finding:
@@ -465,45 +495,32 @@ def _with_cause(finding: Finding, result: Result) -> Finding:
         cause = causes.cause_of(lines, grown_bytes, finding.key)
         return replace(
             finding,
+            lines=tuple(sorted(finding.lines, key=lambda line: line is not cause.lead)),
             cause=cause.text,
             causes=cause.contributors,
             others=cause.others,
             place=cause.place,
         )
-    if began := _before_the_body(finding, result):
-        return replace(finding, cause=began)
+    before, before_bytes = "", 0
+    if finding.key in COUNTERS and result.counters:
+        before, before_bytes = there_before(finding, result.counters)
+        if before_bytes >= finding.excess_bytes:  # then no line of the body is a cause
+            reading: int = getattr(result.counters, finding.key)
+            added = format_size(reading - before_bytes)
+            return replace(finding, cause=f"{before}the body added {added}")
     live = contributors(result, finding.key)
     own = tuple(c for c in live if c.category is not Category.WORKSPACE)
     largest = largest_line(own or live)
     if not largest:
         return finding
     size_bytes = sum(c.size_bytes for c in largest)
-    text = f"largest {format_size(size_bytes)} {causes.told_by_line(largest, finding.key)}"
+    text = f"{before}largest {format_size(size_bytes)} {causes.told_by_line(largest, finding.key)}"
     workspace_bytes = sum(c.size_bytes for c in live) - sum(c.size_bytes for c in own)
     if own and workspace_bytes:
         text += f", beside {format_size(workspace_bytes)} of workspace"
     source = largest[0].source
     place = CodeLines(source.file, source.line, source.line) if source else None
     return replace(finding, cause=text, causes=largest, place=place)
-
-
-def _before_the_body(finding: Finding, result: Result) -> str:
-    """Return how much of a counter was there before; ``""`` where the body alone is over the limit.
-
-    A counter holds what fixtures and other tests have on the device. The lines of the body are no
-    cause of that.
-    """
-    if finding.key not in COUNTERS or result.counters is None:
-        return ""
-    before_bytes = result.counters.before(finding.key)
-    if before_bytes < finding.excess_bytes:
-        return ""
-    reading: int = getattr(result.counters, finding.key)
-    before, added = format_size(before_bytes), format_size(reading - before_bytes)
-    return (
-        f"{before} of that was {finding.key} before the body began, for fixtures or for what ran "
-        f"earlier; the body added {added}"
-    )
 
 
 def _per_step(result: Result) -> tuple[LineDifference, ...]:
@@ -549,25 +566,3 @@ def _hint(values: Sequence[int], allowance: Allowance) -> str:
     if len(rest) > 1 and all(earlier < later for earlier, later in pairwise(values)):
         return "; each has more than the one before: the runs share the test's fixtures"
     return ""
-
-
-def sentences(verdicts: Iterable[Verdict], name_regions: bool = True) -> tuple[str, ...]:
-    """Return everything that failed, the first line of the failure first.
-
-    A tensor that is left behind is part of what is retained, of its category's peak and of the
-    total. The first of those sentences names it; the others say that the cause is the same.
-    """
-    told: dict[object, list[str]] = {}
-    for verdict in verdicts:
-        where = verdict.where if name_regions else ""
-        for finding in verdict.findings:
-            # One cause may count in several categories: scratch at one moment, and kept later.
-            cause: object = finding.causes[0].told_line if finding.causes else id(finding)
-            if finding.place and not finding.changed_since:
-                cause = str(finding.place)
-            elif finding.causes and (source := finding.causes[0].source):
-                cause = str(source)
-            known = told.setdefault(cause, [])
-            same = f"{where}{finding.numbers} (same cause)"
-            known.append(same if known else where + finding.shown)
-    return tuple(sentence for known in told.values() for sentence in known)

@@ -252,8 +252,12 @@ class Reconciliation:
         rows = rows[died <= self.evidence.window.end]
         within = [self._is_within(ptr, self.evidence.window.end) for ptr in owners["ptr"][rows]]
         unseen = owners[rows[~np.array(within, np.bool_)]]
-        sizes = dict(zip(unseen["ptr"].tolist(), unseen["size_bytes"].tolist(), strict=True))
-        return sum(sizes.values())
+        # Tensors of a mapped file have storages of their own, within the one of the whole file.
+        covered_bytes, end = 0, 0
+        for start, size_bytes in sorted(unseen[["ptr", "size_bytes"]].tolist()):
+            covered_bytes += max(0, start + size_bytes - max(start, end))
+            end = max(end, start + size_bytes)
+        return covered_bytes
 
     @cached_property
     def foreign_is_used(self) -> bool:

@@ -18,7 +18,7 @@ from pytest_torchmem.plugin.item.judging import MeasuredWindow
 from pytest_torchmem.plugin.stash import RUNNING
 from pytest_torchmem.report.text.tables import largest
 from pytest_torchmem.values.contributors import Category, CategoryBytes
-from pytest_torchmem.values.findings import Verdict
+from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import KiB, format_apart, format_size
 
@@ -43,11 +43,11 @@ def explain_comparison(
     if not windows or max(left, right) < KiB:
         return None
     one, other = format_apart(left, right)
-    apart = f", {format_size(abs(left - right))} apart" if left != right else ""
-    lines = [f"{left} {op} {right}", f"{one} {op} {other}{apart}"]
+    difference = f", {format_size(abs(left - right))} apart" if left != right else ""
+    lines = [f"{left} {op} {right}", f"{one} {op} {other}{difference}"]
     for window in windows[:_TOLD]:
         cause = _cause(window, max(left, right), min(left, right))
-        lines += [_told(window.result), *([f"    {cause}"] if cause else [])]
+        lines += [_numbers_text(window.result), *([f"    {cause}"] if cause else [])]
     return lines
 
 
@@ -55,9 +55,9 @@ def _cause(window: MeasuredWindow, measured_bytes: int, allowed_bytes: int) -> s
     """Say who holds a number that is too large, as a limit says it; ``""`` for any other number."""
     for size_bytes, key, result in _parts(window.result):
         if size_bytes == measured_bytes:
-            verdict = Verdict(result, judge_limits(result, {key: allowed_bytes}))
-            verdict = explain_retained(verdict, window.source.find_holders)
-            return verdict.findings[0].cause if verdict.failed else ""
+            judged = Window(result, judge_limits(result, {key: allowed_bytes}))
+            judged = explain_retained(judged, window.source.find_holders)
+            return judged.findings[0].cause if judged.failed else ""
     return ""
 
 
@@ -78,14 +78,14 @@ def _parts(result: Result) -> Iterator[tuple[int, str, Result]]:
         yield result.growth, "growth", result
 
 
-def _told(result: Result) -> str:
+def _numbers_text(result: Result) -> str:
     peak = f"peak {format_size(result.peak.total)}{_in_brackets(result.peak.by_category)}"
     retained = f"retained {format_size(result.retained.total)}"
     growth = "" if result.growth is None else f", growth {format_size(result.growth)} per step"
-    left = _in_brackets(result.retained.by_category)
-    return f"{result.name!r}: {peak}, {retained}{left}{growth}"
+    retained_categories = _in_brackets(result.retained.by_category)
+    return f"{result.name!r}: {peak}, {retained}{retained_categories}{growth}"
 
 
 def _in_brackets(amounts: CategoryBytes) -> str:
-    told = largest(amounts, _TOLD)
-    return f" ({told})" if told else ""
+    categories = largest(amounts, _TOLD)
+    return f" ({categories})" if categories else ""

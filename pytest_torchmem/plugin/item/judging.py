@@ -6,7 +6,8 @@ It knows neither pytest nor the recording: what a verdict needs of these it take
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,7 +24,7 @@ from pytest_torchmem.analysis.judge.verdict import (
     rank,
     with_changes,
 )
-from pytest_torchmem.plugin.options.marker import Asked
+from pytest_torchmem.plugin.options.marker import Demands
 from pytest_torchmem.plugin.options.option_table import relative_path
 from pytest_torchmem.plugin.options.settings import Settings
 from pytest_torchmem.store.baseline_file import EntryError
@@ -40,8 +41,8 @@ from pytest_torchmem.values.findings import (
     CodeLines,
     Finding,
     FindingKind,
-    Verdict,
 )
+from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
@@ -80,35 +81,20 @@ class MeasuredWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedWindow:
-    """A window, and what holding it against its test's limits and baseline found.
-
-    Attributes:
-        limits: The limits that it was held against, in bytes.
-        reference: What it was compared with; None where there is nothing.
-    """
-
-    window: MeasuredWindow
-    verdict: Verdict
-    limits: Mapping[str, int] = field(default_factory=dict)
-    reference: Reference | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Judgement:
-    """The verdicts of a whole test; ``problem`` is a failure that is no number."""
+    """The judged windows of a whole test; ``problem`` is a failure that is no number."""
 
-    windows: tuple[JudgedWindow, ...] = ()
+    windows: tuple[Window, ...] = ()
     problem: str = ""
 
     @property
-    def failed(self) -> list[Verdict]:
-        return [judged.verdict for judged in self.windows if judged.verdict.failed]
+    def failed(self) -> list[Window]:
+        return [window for window in self.windows if window.failed]
 
     @property
     def is_plain(self) -> bool:
         """True where all is as it was, and nothing has to be explained."""
-        changes = (judged.verdict.change for judged in self.windows)
+        changes = (window.change for window in self.windows)
         return not self.failed and not self.problem and _PLAIN.issuperset(changes)
 
 
@@ -120,7 +106,7 @@ class Baselines:
         nodeid: The test, as baselines know it.
         environment: Returns what the files are keyed by.
         start: Where pytest was started; paths are shown from there.
-        reached: Returns those of some places that the test can reach, in the order in which it
+        in_reach: Returns those of some places that the test can reach, in the order in which it
             does.
     """
 
@@ -130,23 +116,23 @@ class Baselines:
     nodeid: str
     environment: Callable[[], Mapping[str, str]]
     start: Path
-    reached: Callable[[Sequence[CodeLines]], Sequence[CodeLines]] = lambda places: places
+    in_reach: Callable[[Sequence[CodeLines]], Sequence[CodeLines]] = lambda places: places
 
     @property
     def path(self) -> Path:
         """The test's baseline file."""
         return self.store.path(self.module, self.environment())
 
-    def code(self, name: str) -> CodeChanges:
-        """Return the changes of code since the entry of a window was stored.
+    def code(self, key: str) -> CodeChanges:
+        """Return the changes of code since an entry was stored.
 
         Of all places that have changed those are told that the test can reach.
         """
         since, environment = self.store.changed_lines, self.environment()
-        entry = self.store.stored_entry(self.path, environment, entry_key(self.nodeid, name))
+        entry = self.store.stored_entry(self.path, environment, key)
         return CodeChanges(
             partial(since.changed_at, entry),
-            lambda: self.reached(since.places(entry)),
+            lambda: self.in_reach(since.places(entry)),
             partial(since.now_at, entry),
             partial(since.is_same, entry),
         )
@@ -159,23 +145,46 @@ class Baselines:
         except BaselineError as error:
             if isinstance(error, EntryError) and Change.NEW in self.settings.accepted:
                 return None  # what is right, the new measurement says
-            shown = relative_path(self.path, self.start)
-            raise BaselineError(error.sentence.replace(str(self.path), shown)) from None
+            shown_path = relative_path(self.path, self.start)
+            raise BaselineError(error.sentence.replace(str(self.path), shown_path)) from None
 
-    def missing(self, result: Result) -> tuple[str, tuple[Finding, ...]]:
+    def missing(self, result: Result, allowance: Allowance) -> tuple[str, tuple[Finding, ...]]:
         """Return the nearest environment that has an entry for a window, ``""`` without one; and a
-        finding where an entry is required and neither there nor about to be stored."""
+        finding where an entry is required and neither there nor about to be stored.
+
+        It says by how much a test that was renamed has grown.
+        """
         key = entry_key(self.nodeid, result.name)
         near = self.store.nearest(self.module, self.environment(), key)
         stores_new = Change.NEW in self.settings.accepted
         if not self.settings.require_baseline or stores_new:
             return near, ()
-        shown = relative_path(self.path, self.start)
+        shown_path = relative_path(self.path, self.start)
         other = (
             f"; nearest is {near}, --torchmem-baseline-from={near} compares with it" if near else ""
         )
-        text = f"there is no baseline for {key} in {shown}{other}"
-        return near, (Finding(FindingKind.NO_BASELINE, "total", text),)
+        text = f"there is no baseline for {key} in {shown_path}{other}"
+        missing = Finding(FindingKind.NO_BASELINE, "total", text)
+        return near, (self._with_renamed(missing, key, result, allowance),)
+
+    def _with_renamed(
+        self, missing: Finding, key: str, result: Result, allowance: Allowance
+    ) -> Finding:
+        path, environment = self.path, self.environment()
+        with suppress(BaselineError):  # as no test can use it, it is none
+            old = self.store.renamed_from(path, environment, key, self.module)
+            stored = self.store.entry(path, environment, old) if old else None
+            if stored:
+                text = f"{missing.numbers}; it seems to be {old}, renamed"
+                code = self.code(old)
+                was = Reference.of(stored)
+                compared = judge_baseline(result, was, allowance, code)
+                for grown in with_changes(compared.findings, code, was)[:1]:
+                    return replace(
+                        grown, kind=missing.kind, numbers=f"{text}; against that, {grown.numbers}"
+                    )
+                return replace(missing, numbers=text)
+        return missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +192,14 @@ class Judge:
     """Holds what a body measured against what its test asked for.
 
     Attributes:
-        asked: What the test's markers ask for.
+        demands: What the test's markers ask for.
         baselines: What it is compared with.
-        earlier: The results of earlier runs of the body by name, where an update repeats it.
+        earlier_results: Those of earlier runs of the body by name, where an update repeats it.
     """
 
-    asked: Asked
+    demands: Demands
     baselines: Baselines
-    earlier: Sequence[Mapping[str, Result]] = ()
+    earlier_results: Sequence[Mapping[str, Result]] = ()
 
     @property
     def settings(self) -> Settings:
@@ -198,78 +207,78 @@ class Judge:
 
     def judge(self, windows: Sequence[MeasuredWindow]) -> Judgement:
         """Return the verdicts on all windows that have something to be held against."""
-        judged: list[JudgedWindow] = []
+        judged_windows: list[Window] = []
         problem = ""
         for window in windows:
-            found = JudgedWindow(window, Verdict(window.result))
+            key = entry_key(self.baselines.nodeid, window.result.name)
+            judged = Window(window.result, key=key)
             try:
-                limits = dict(self.asked.sizes()) if not window.result.name else {}
+                limits = dict(self.demands.sizes()) if not window.result.name else {}
                 # Too small for a baseline that only the run asks for.
-                if not limits and not self.asked.anything and self._is_small(window.result):
+                if not limits and not self.demands.anything and self._is_small(window.result):
                     continue
-                found = replace(found, limits=limits)
-                found = self._judge_window(window, limits)
-                known = self.settings.known_holders
-                verdict = explain_retained(found.verdict, window.source.find_holders, known)
-                found = replace(found, verdict=verdict)
+                judged = replace(judged, limits=limits)
+                judged = self._judge_limits(judged, window)
+                # A region that was checked is always compared.
+                compares = window.result.name or self.demands.baseline
+                if compares and not self._is_small(window.result):
+                    judged = self._compare(judged, window)
+                known_holders = self.settings.known_holders
+                judged = explain_retained(judged, window.source.find_holders, known_holders)
             except TorchmemError as error:
                 problem = problem or str(error)
-            judged.append(found)
-        return Judgement(tuple(judged), problem)
+            judged_windows.append(judged)
+        return Judgement(tuple(judged_windows), problem)
 
-    def _judge_window(self, window: MeasuredWindow, limits: Mapping[str, int]) -> JudgedWindow:
-        result = simulated(window.result, limits, window.source)
-        findings, excused = self._judge_limits(result, limits, window)
-        if self.settings.strict:
-            findings = (*judge_blind_spots(result), *findings)
-        verdict, reference = Verdict(result, findings, excused=excused), None
-        # A region that was checked is always compared.
-        if (result.name or self.asked.baseline) and not self._is_small(result):
-            verdict, reference = self._compared(verdict, window)
-        return JudgedWindow(window, verdict, limits, reference)
-
-    def _judge_limits(
-        self, result: Result, limits: Mapping[str, int], window: MeasuredWindow
-    ) -> tuple[tuple[Finding, ...], Mapping[str, int]]:
-        """Return the findings on limits, and what known holders have of that, by pattern."""
-        findings, known = judge_limits(result, limits), self.settings.known_holders
+    def _judge_limits(self, judged: Window, window: MeasuredWindow) -> Window:
+        """Add the findings on limits, and what known holders have of what these count."""
+        limits, known_holders = judged.limits, self.settings.known_holders
+        result = simulated(judged.result, limits, window.source)
+        findings, excused = judge_limits(result, limits), dict[str, int]()
         findings = told_by_allocator(findings, result, window.source)
         others = [f for f in findings if f.key not in RETAINED]
-        if not known or len(others) == len(findings):
-            return findings, {}
-        unknown, excused = judge_unknown(result, limits, window.source.find_holders(), known)
-        return rank([*others, *unknown]), excused
+        if known_holders and len(others) < len(findings):
+            unknown, excused = judge_unknown(
+                result, limits, window.source.find_holders(), known_holders
+            )
+            findings = rank([*others, *unknown])
+        if self.settings.strict:
+            findings = (*judge_blind_spots(result), *findings)
+        return replace(judged, result=result, findings=findings, excused=excused)
 
-    def _compared(
-        self, verdict: Verdict, window: MeasuredWindow
-    ) -> tuple[Verdict, Reference | None]:
-        """Return a verdict with what the baseline adds to it, and what it was compared with."""
-        result, settings, allowance = verdict.result, self.settings, window.allowance
-        earlier = [run[result.name] for run in self.earlier if result.name in run]
-        spread = judge_spread([*earlier, result], allowance) if earlier else ()
-        findings = (*verdict.findings, *spread)
+    def _compare(self, judged: Window, window: MeasuredWindow) -> Window:
+        """Add what the baseline says."""
+        result, settings, allowance = judged.result, self.settings, window.allowance
+        earlier_results = [run[result.name] for run in self.earlier_results if result.name in run]
+        spread = judge_spread([*earlier_results, result], allowance) if earlier_results else ()
+        findings = (*judged.findings, *spread)
         reference = self.baselines.reference(result.name)
         if reference is None or (reference.environment and Change.NEW in settings.accepted):
-            near, missing = self.baselines.missing(result)
+            near, missing = self.baselines.missing(result, allowance)
             findings = (*findings, *missing)
-            return replace(verdict, findings=findings, change=Change.NEW, nearest=near), None
-        code = self.baselines.code(result.name)
+            return replace(judged, findings=findings, change=Change.NEW, nearest=near)
+        code = self.baselines.code(judged.key)
         compared = judge_baseline(result, reference, allowance, code)
-        told = told_by_allocator(compared.findings, result, window.source)
-        compared = replace(compared, findings=told)
+        grown = told_by_allocator(compared.findings, result, window.source)
         accepted = ""
         if compared.change in settings.accepted and not reference.environment:
-            grown = with_changes(compared.findings, code)
+            grown = with_changes(grown, code, reference)
             accepted = grown[0].sentence if grown else compared.notice
         else:
-            shrunk = judge_shrinking(compared) if settings.fail_shrunk else ()
-            findings = rank([*findings, *compared.findings, *shrunk])
-        findings = with_changes(findings, code)
-        compared = replace(compared, findings=findings, excused=verdict.excused, accepted=accepted)
-        return compared, reference
+            shrinking = judge_shrinking(compared) if settings.fail_shrunk else ()
+            findings = rank([*findings, *grown, *shrinking])
+        return replace(
+            compared,
+            findings=with_changes(findings, code, reference),
+            excused=judged.excused,
+            accepted=accepted,
+            key=judged.key,
+            limits=judged.limits,
+            baseline=reference.entry if settings.reports else None,
+        )
 
     def _is_small(self, result: Result) -> bool:
         """Return whether a body that did not ask for a baseline needs too little for one."""
-        if result.name or result.peak.total >= self.asked.least_bytes:
+        if result.name or result.peak.total >= self.demands.least_bytes:
             return False
         return self.baselines.reference(result.name) is None

@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from pytest_torchmem.analysis.judge.causes import origin
-from pytest_torchmem.analysis.judge.verdict import sentences
-from pytest_torchmem.plugin.item.judging import JudgedWindow, Judgement
+from pytest_torchmem.plugin.item.judging import Judgement
 from pytest_torchmem.plugin.options.option_table import typed_nodeid
 from pytest_torchmem.plugin.options.settings import Run, Settings, Timelines
 from pytest_torchmem.plugin.run.workers import PAYLOAD, TRACE, baseline_nodeid, plain_nodeid
 from pytest_torchmem.report.text.tables import ANY_WIDTH, live_table, timeline_lines
 from pytest_torchmem.report.text.terminal import failure_text
-from pytest_torchmem.store.baselines import entry_key, portable, portable_live, portable_path
+from pytest_torchmem.store.baselines import portable, portable_live, portable_path
+from pytest_torchmem.values.baseline import TOTAL
 from pytest_torchmem.values.contributors import Contributor
-from pytest_torchmem.values.measured import MeasuredTest, Window, unjudged
+from pytest_torchmem.values.findings import Finding, FindingKind
+from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_size
@@ -71,7 +72,7 @@ def out_of_memory_sentences(result: Result, live: Sequence[Contributor]) -> tupl
     ``live`` is what was live then; where that is not known, the peak until then stands for it.
     """
     when = "" if live else " at the most"
-    named = live or result.peak.live
+    contributors = live or result.peak.live
     held_bytes = sum(c.size_bytes for c in live) if live else result.peak.total
     if not held_bytes:
         return (
@@ -79,9 +80,9 @@ def out_of_memory_sentences(result: Result, live: Sequence[Contributor]) -> tupl
             "too large by itself, or others hold the memory, or it was another device's",
         )
     first = f"ran out of memory on {result.device} with {format_size(held_bytes)} live{when}"
-    if not named:
+    if not contributors:
         return (first,)
-    causes = [f"{format_size(c.size_bytes)} {origin(c)}" for c in named[:_NAMED]]
+    causes = [f"{format_size(c.size_bytes)} {origin(c)}" for c in contributors[:_NAMED]]
     return (f"{first}: largest {causes[0]}", *(f"also live: {cause}" for cause in causes[1:]))
 
 
@@ -129,28 +130,30 @@ class Sender:
     def not_measured(self, reason: str) -> None:
         self._send("", not_measured=reason)
 
-    def judged(
-        self, judgement: Judgement, measurement: BodyMeasurement, regions: Iterable[BodyRegion]
+    def send_judged(
+        self,
+        judgement: Judgement,
+        sources: Mapping[str, BodyMeasurement | BodyRegion],
+        measurement: BodyMeasurement,
     ) -> str:
-        """Send what was judged, and ``regions`` beside it; return the text of the failure.
+        """Send what was judged, and the other regions beside it; return the text of the failure.
 
-        It is ``""`` where nothing failed.
+        ``sources`` has the body, as ``""``, and the judged regions by name. The text is ``""``
+        where nothing failed.
         """
         failed = judgement.failed
         is_failure = bool(failed or judgement.problem)
         windows: list[Window] = []
         drawings: dict[str, Sequence[str]] = {}
-        for judged in judgement.windows:
-            verdict = judged.verdict
-            wanted = verdict.failed or bool(judgement.problem)
-            source = judged.window.source
-            picture = picture_of(source, wanted, self.run.settings, self.run.rootdir)
-            if verdict.failed:
-                drawings[verdict.result.name] = drawn(picture, self.item.config)
-            windows.append(self._window(judged, picture))
+        for window in judgement.windows:
+            name, is_drawn = window.result.name, window.failed or bool(judgement.problem)
+            picture = picture_of(sources[name], is_drawn, self.run.settings, self.run.rootdir)
+            if window.failed:
+                drawings[name] = drawn(picture, self.item.config)
+            windows.append(replace(window, picture=self._picture_to_report(picture)))
+        regions = [one for one in measurement.regions if one not in sources.values()]
         others = tuple(self._regions(regions, is_failure)) if windows else ()
-        device = measurement.device
-        self._send(device, tuple(windows), others, problem=judgement.problem)
+        self._send(measurement.device, tuple(windows), others, problem=judgement.problem)
         if failed:
             self._pack_trace(measurement)
         if not is_failure:
@@ -167,7 +170,7 @@ class Sender:
         settings, rootdir = self.run.settings, self.run.rootdir
         result = replace(portable(raw, rootdir), notes=(*raw.notes, UNTIL_THEN))
         picture = None
-        told: tuple[str, ...] = ()
+        findings: tuple[Finding, ...] = ()
         memory_ran_out = is_out_of_memory(error)
         if memory_ran_out or settings.timelines is not Timelines.NONE:
             picture = picture_of(measurement, True, settings, rootdir)
@@ -175,41 +178,17 @@ class Sender:
             # Nothing where no event of the recording says that memory ran out.
             struck = measurement.profile_so_far().out_of_memory
             live = portable_live(struck[-1] if struck else (), rootdir)
-            told = out_of_memory_sentences(result, live)
+            sentences = out_of_memory_sentences(result, live)
+            findings = tuple(Finding(FindingKind.OUT_OF_MEMORY, TOTAL, text) for text in sentences)
             timeline = drawn(picture, self.item.config)
-            section = out_of_memory_section(told, live, timeline, room(self.item.config))
+            section = out_of_memory_section(sentences, live, timeline, room(self.item.config))
             self.item.add_report_section("call", "torchmem", section)
-        body = unjudged(result, self._kept(picture), told)
+        body = Window(result, findings, picture=self._picture_to_report(picture))
         windows = (body, *self._regions(measurement.regions, failed=True))
         self._send(measurement.device, unjudged=windows, raised=raised(error))
         self._pack_trace(measurement)
 
-    def _window(self, judged: JudgedWindow, picture: Picture | None) -> Window:
-        verdict, reference = judged.verdict, judged.reference
-        return Window(
-            entry_key(self.baseline_nodeid, verdict.result.name),
-            verdict.result,
-            judged.limits,
-            verdict.change,
-            verdict.baseline_bytes,
-            verdict.sentence,
-            sentences=sentences([verdict], name_regions=False),
-            baseline=reference.entry if reference and self.run.settings.reports else None,
-            picture=self._kept(picture),
-            reference=verdict.reference,
-            nearest=verdict.nearest,
-            notice=verdict.notice,
-            kinds=verdict.kinds,
-            accepted=verdict.accepted,
-            excused=verdict.excused,
-            changed=verdict.changed,
-            causes=tuple(dict.fromkeys(c for f in verdict.findings for c in f.causes)),
-            lines=verdict.lines,
-            place=next((f.place for f in verdict.findings[:1]), None),
-            changed_since=tuple(p for f in verdict.findings for p in f.changed_since),
-        )
-
-    def _kept(self, picture: Picture | None) -> Picture | None:
+    def _picture_to_report(self, picture: Picture | None) -> Picture | None:
         return None if self.run.settings.timelines is Timelines.NONE else picture
 
     def _regions(self, regions: Iterable[BodyRegion], failed: bool) -> Iterator[Window]:
@@ -218,7 +197,7 @@ class Sender:
         for place, region in enumerate(regions if settings.reports else ()):
             drawn_too = place < PICTURED_REGIONS
             picture = picture_of(region, failed, settings, rootdir) if drawn_too else None
-            yield unjudged(portable(region.result, rootdir), picture)
+            yield Window(portable(region.result, rootdir), picture=picture)
 
     def _send(
         self,
@@ -300,8 +279,8 @@ def set_properties(item: pytest.Item, measured: MeasuredTest | None) -> None:
 
     pytest keeps one list for all attempts of a test, so a rerun must not add to it.
     """
-    kept = [pair for pair in item.user_properties if not str(pair[0]).startswith(_PREFIX)]
-    item.user_properties[:] = [*kept, *(_properties(measured) if measured else ())]
+    others = [pair for pair in item.user_properties if not str(pair[0]).startswith(_PREFIX)]
+    item.user_properties[:] = [*others, *(_properties(measured) if measured else ())]
 
 
 def _properties(measured: MeasuredTest) -> list[tuple[str, object]]:
@@ -309,7 +288,7 @@ def _properties(measured: MeasuredTest) -> list[tuple[str, object]]:
     for window in measured.windows:
         result = window.result
         peaks = result.peak.by_category.items()
-        found = {
+        window_properties = {
             "device": result.device,
             "peak_bytes": result.peak.total,
             **{f"peak_{category.value}_bytes": size or None for category, size in peaks},
@@ -319,7 +298,7 @@ def _properties(measured: MeasuredTest) -> list[tuple[str, object]]:
             "status": window.status or None,
         }
         start = f"{result.name}_" if result.name else ""
-        properties |= {f"{start}{name}": value for name, value in found.items()}
+        properties |= {f"{start}{name}": value for name, value in window_properties.items()}
     properties["raised"] = measured.raised or None
     properties["not_measured"] = measured.not_measured or None
     return [(_PREFIX + name, value) for name, value in properties.items() if value is not None]

@@ -98,7 +98,8 @@ FREED = "; the body allocated and freed 12.0 MiB in all of temporary from aten::
             "allocated",
             Counters(30 * MiB, 80 * MiB, 80 * MiB, 100 * MiB),
             0,
-            f"at least 50.0 MiB of that was the ends of blocks, too small to be split off{FREED}",
+            "at least 50.0 MiB of that was the ends of blocks, too small to be split off; "
+            "largest 30.0 MiB of temporary from aten::cat at net.py:1",
         ),
         # What lives is most of it.
         (
@@ -106,6 +107,23 @@ FREED = "; the body allocated and freed 12.0 MiB in all of temporary from aten::
             Counters(90 * MiB, 90 * MiB, 90 * MiB, 100 * MiB),
             0,
             "largest 30.0 MiB of temporary from aten::cat at net.py:1",
+        ),
+        # Much of it was there before.
+        (
+            "reserved",
+            Counters(30 * MiB, 30 * MiB, 30 * MiB, 100 * MiB, reserved_before=45 * MiB),
+            20 * MiB,
+            "45.0 MiB of that was reserved before the body began, for fixtures or for what ran "
+            "earlier; at least 50.0 MiB of that was free and kept by the cache; segments reserved "
+            "from aten::cat at net.py:5 had 20.0 MiB that no tensor held, "
+            "20.0 MiB more held no tensor either",
+        ),
+        (
+            "active",
+            Counters(50 * MiB, 50 * MiB, 50 * MiB, 50 * MiB, active_before=9 * MiB),
+            0,
+            "9.0 MiB of that was active before the body began, for fixtures or for what ran "
+            "earlier; largest 30.0 MiB of temporary from aten::cat at net.py:1",
         ),
         # So is what was there before.
         (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_torchmem.analysis.judge.holders import Held, explain_retained
-from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits, rank, sentences
+from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits, rank
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Reference
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
-from pytest_torchmem.values.findings import Verdict
+from pytest_torchmem.values.measured import Window, sentences
 from pytest_torchmem.values.results import Fate, Holder, Result
 from pytest_torchmem.values.units import MiB
 from tests import results
@@ -38,7 +38,7 @@ def test_a_leak_that_makes_three_numbers_too_large_is_named_once():
 
 def test_other_causes_have_sentences_of_their_own():
     findings = judge_limits(result(OTHER, LEAK), {"temporary": 1, "gradient": 1, "total": 1})
-    told = sentences([Verdict(result(OTHER, LEAK), findings)])
+    told = sentences([Window(result(OTHER, LEAK), findings)])
     assert len(told) == 3
     assert told[0].endswith("largest 20.0 MiB from aten::mm in fc")
     assert told[1].startswith("memory peaked at 28.0 MiB")
@@ -48,7 +48,7 @@ def test_other_causes_have_sentences_of_their_own():
 
 def test_a_region_and_its_body_share_a_cause():
     region = replace(result(LEAK, name="r"))
-    verdicts = [Verdict(one, judge_limits(one, {"total": MiB})) for one in (region, result(LEAK))]
+    verdicts = [Window(one, judge_limits(one, {"total": MiB})) for one in (region, result(LEAK))]
     told = sentences(verdicts)
     assert told[0].startswith("in 'r', memory peaked at 8.0 MiB")
     assert told[1] == (
@@ -63,7 +63,7 @@ def test_numbers_are_short_where_a_failed_assert_shows_them():
 
 def test_what_cannot_be_judged_is_no_consequence():
     findings = judge_limits(result(LEAK), {"allocated": 1, "growth": 1})
-    told = sentences([Verdict(result(LEAK), findings)])
+    told = sentences([Window(result(LEAK), findings)])
     assert [sentence.rpartition("[")[2] for sentence in told] == ["no-steps]", "no-counter]"]
 
 
@@ -115,7 +115,7 @@ def test_a_known_holder_is_named_before_what_was_not_looked_for():
         Held(Holder(6 * MiB, 4, Fate.NOT_LOOKED_FOR, ""), LEAK),
         Held(Holder(2 * MiB, 1, Fate.HELD, "net.CACHE"), LEAK),
     )
-    verdict = Verdict(result(LEAK), judge_limits(result(LEAK), {"retained": MiB}))
+    verdict = Window(result(LEAK), judge_limits(result(LEAK), {"retained": MiB}))
     (told,) = explain_retained(verdict, lambda: held).findings
     assert told.sentence.endswith(", still held by net.CACHE")
     (told,) = explain_retained(verdict, lambda: held[:1]).findings

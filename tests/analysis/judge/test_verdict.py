@@ -15,6 +15,7 @@ from pytest_torchmem.analysis.judge.verdict import (
     judge_spread,
     with_changes,
 )
+from pytest_torchmem.report.text.tables import line_place, line_word
 from pytest_torchmem.values.baseline import (
     Allowance,
     BaselineEntry,
@@ -72,8 +73,9 @@ def against(before, after, allowance=ALLOWANCE, changed=()):
 
 def told(before, after, code, allowance=ALLOWANCE):
     """Judge against a baseline and say what has changed since."""
-    verdict = judge_baseline(after, Reference.of(BaselineEntry.of(before)), allowance, code)
-    return replace(verdict, findings=with_changes(verdict.findings, code))
+    reference = Reference.of(BaselineEntry.of(before))
+    verdict = judge_baseline(after, reference, allowance, code)
+    return replace(verdict, findings=with_changes(verdict.findings, code, reference))
 
 
 def test_the_first_line_has_both_numbers_and_the_cause():
@@ -255,9 +257,54 @@ def test_where_the_cause_itself_is_as_it_was_the_lines_that_changed_are_named():
     before, after = measured(live(2 * MiB)), measured(live(8 * MiB))
     sentence = against(before, after, changed=[26, 40]).sentence
     assert sentence.endswith("at net.py:7 in net.fc; changed since: net.py:26, net.py:40")
-    assert "changed since" not in against(before, after, changed=[7, 26]).sentence
     many = against(before, after, changed=[26, 40, 50, 60]).sentence
     assert many.endswith("; changed since: net.py:26, net.py:40, net.py:50 and 1 more")
+
+
+def test_beside_a_changed_line_that_makes_more_of_the_same_other_changes_are_named():
+    before, after = measured(live(2 * MiB)), measured(live(8 * MiB))
+    verdict = against(before, after, changed=[7, 26])
+    assert verdict.sentence.endswith(
+        "at the changed line net.py:7 in net.fc; also changed: net.py:26"
+    )
+    assert verdict.findings[0].place == CodeLines("net.py", 7, 7)
+    assert "also" not in against(before, after, changed=[7]).sentence
+
+
+def test_a_changed_line_of_something_new_is_the_cause_unless_what_it_reads_grew_too():
+    batch = live(2 * MiB, "input", "aten::ones", "", line=3)
+    mul, div = (live(2 * MiB, operator=f"aten::{name}", line=7) for name in ("mul", "div"))
+    larger, made = (replace(c, size_bytes=16 * MiB, order=n) for n, c in ((1, batch), (2, div)))
+    other = against(measured(batch, mul), measured(batch, made), changed=[7, 26]).sentence
+    assert other.endswith(
+        "+14.0 MiB of activation from aten::div at the changed line net.py:7 in net.fc"
+    )
+    read = against(measured(batch, mul), measured(larger, made), changed=[7, 26]).sentence
+    assert read.endswith("14.0 MiB more elsewhere; also changed: net.py:26")
+
+
+def test_a_changed_line_that_makes_more_of_one_thing_and_another_one_anew_names_others():
+    linear, silu = live(2 * MiB), live(2 * MiB, operator="aten::silu")
+    wide, gelu = live(8 * MiB), live(8 * MiB, operator="aten::gelu")
+    sentence = against(measured(linear, silu), measured(wide, gelu), changed=[7, 26]).sentence
+    assert "+12.0 MiB of activation from aten::gelu and others" in sentence
+    assert sentence.endswith("; also changed: net.py:26")
+
+
+def test_what_a_changed_line_made_before_at_another_moment_is_not_new():
+    big, scratch = live(16 * MiB, "input", line=3), live(2 * MiB, "temporary", "aten::mul")
+    before = measured(big)
+    peak = replace(before.peak, live_by_category=(big, scratch))
+    before, after = replace(before, peak=peak), measured(replace(scratch, size_bytes=32 * MiB))
+    assert against(before, after, changed=[7, 26]).sentence.endswith("; also changed: net.py:26")
+    new = measured(live(32 * MiB, "temporary", "aten::exp"))
+    assert "also" not in against(before, new, changed=[7, 26]).sentence
+
+
+def test_a_changed_line_whose_memory_is_kept_now_does_not_hide_what_keeps_it():
+    before, after = measured(live(2 * MiB)), measured(live(2 * MiB), retained=[live(2 * MiB)])
+    sentence = against(before, after, changed=[7, 26]).sentence
+    assert sentence.endswith("at the changed line net.py:7 in net.fc; also changed: net.py:26")
 
 
 def test_changes_in_the_files_that_made_the_memory_come_first():
@@ -314,6 +361,7 @@ def test_growth_of_a_whole_model_is_told_as_such():
     verdict = against(step(1), step(4))
     causes = [cause.module for cause in verdict.findings[0].causes]
     assert (causes[0], sorted(causes)) == ("LM.embed", sorted(f"LM.{module}" for module in lines))
+    assert verdict.lines[0].parts[0].contributor.module == "LM.embed"
     assert verdict.sentence == (
         "memory peaked at 412.0 MiB, +309.0 MiB (+300 %) over the baseline of 103.0 MiB: "
         "+309.0 MiB of activation throughout LM, 4 times over, "
@@ -488,6 +536,7 @@ def test_each_reason_for_no_judgement_has_a_kind_and_ends_with_its_slug():
         FindingKind.OVER_LIMIT,
         FindingKind.GROWN,
         FindingKind.NO_BASELINE,
+        FindingKind.OUT_OF_MEMORY,
     }
     assert all(f.shown == f"{f.sentence} [{f.kind.value}]" for f in findings)
 
@@ -528,7 +577,7 @@ def test_every_key_is_judged(key):
 
 
 @pytest.mark.parametrize("key", COUNTERS)
-def test_what_was_there_before_the_body_is_named_only_where_it_breaks_the_limit(key):
+def test_what_was_there_before_the_body_is_named_where_it_is_much_of_what_is_too_much(key):
     before = {f"{key}_before": 6 * MiB}
     counters = Counters(*[10 * MiB] * 4, **before)  # type: ignore[arg-type]
     result = measured(live(4 * MiB), device="cuda:0", counters=counters)
@@ -538,7 +587,11 @@ def test_what_was_there_before_the_body_is_named_only_where_it_breaks_the_limit(
         "the body added 4.0 MiB"
     )
     assert finding.causes == ()
+    began = f"6.0 MiB of that was {key} before the body began, for fixtures or for what ran earlier"
     (finding,) = judge_limits(result, {key: 3 * MiB})
+    assert finding.cause.startswith(f"{began}; largest 4.0 MiB of activation from aten::mm")
+    little = Counters(*[10 * MiB] * 4, **{f"{key}_before": MiB})  # type: ignore[arg-type]
+    (finding,) = judge_limits(replace(result, counters=little), {key: 3 * MiB})
     assert finding.cause.startswith("largest 4.0 MiB of activation from aten::mm")
 
 
@@ -548,6 +601,16 @@ def test_a_leak_of_fewer_bytes_than_steps_is_growth():
     (finding,) = judge_limits(leaks, {"growth": 0})
     assert (finding.key, finding.excess_bytes) == ("growth", 1)
     assert judge_limits(measured(live(MiB), steps=(5, 5, 5, 5)), {"growth": 0}) == ()
+
+
+def test_the_operator_that_a_sentence_names_is_the_first_one_of_the_tables_first_row():
+    before = measured(live(20 * MiB, operator="aten::bmm"))
+    modules = [live(n * MiB, operator="aten::mul", module=f"net.{n}") for n in (14, 15)]
+    after = measured(*modules, live(16 * MiB, operator="aten::exp", module="net.exp"))
+    verdict = against(before, after)
+    assert "+25.0 MiB of activation from aten::mul and others at" in verdict.sentence
+    assert line_place(verdict.lines[0])[0] == "aten::mul, 2 more"
+    assert line_word(verdict.lines[0]) == "new"
 
 
 def test_growth_in_three_modules_is_told_of_the_whole_and_in_two_by_its_line():

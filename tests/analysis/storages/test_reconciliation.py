@@ -81,6 +81,24 @@ def test_what_survives_right_behind_a_storage_is_no_part_of_it(offset, unseen_by
     assert analyze_trace(builder.build()).unexplained_bytes == unseen_bytes
 
 
+@pytest.mark.parametrize(
+    ("parts", "unseen_bytes"),
+    [
+        ([(0, 4096), (64, 1024), (1088, 3008)], 4096),
+        ([(0, 512), (0, 512)], 512),
+        ([(0, 512), (256, 512), (1024, 8)], 776),
+    ],
+)
+def test_memory_that_was_unseen_counts_once_where_storages_overlap(parts, unseen_bytes):
+    """As the tensors of a file that ``torch.load`` maps lie within the file."""
+    builder = TraceBuilder()
+    builder.alloc(16)
+    mark = builder.mark(MarkKind.STEP)
+    for number, (offset, size) in enumerate(parts):
+        builder.owner(Block(90 + number, 1 << 40 | offset, size), Ownership.SURVIVOR, mark)
+    assert analyze_trace(builder.build()).unexplained_bytes == unseen_bytes
+
+
 def test_frees_without_a_total_say_nothing_of_what_reconciles():
     """The recorder's library tells no totals; what was there before is freed with its size."""
     builder = TraceBuilder()

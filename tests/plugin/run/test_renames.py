@@ -17,12 +17,17 @@ REQUIRED = "-otorchmem_require_baseline=true"
 
 
 def renamed(project, offset=0):
-    project.write(BODY.format(name="old", offset=0))
+    committed(project, BODY.format(name="old", offset=0))
+    project.write(BODY.format(name="new", offset=offset))
+
+
+def committed(project, text):
+    """Store the baselines of two tests and commit both."""
+    project.write(text)
     project.update().assert_outcomes(passed=2)
     author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
     for command in (["init", "-q"], ["add", "-A"], [*author, "commit", "-qm", "all"]):
         subprocess.run(["git", *command], cwd=project.path, check=True)
-    project.write(BODY.format(name="new", offset=offset))
 
 
 def test_a_required_check_names_a_rename_and_moves_nothing(project):
@@ -136,8 +141,29 @@ def test_a_required_check_names_a_renamed_test_that_grew(project):
     told = project.run(CI)
     told.assert_outcomes(failed=2)
     told.stdout.fnmatch_lines(
-        ["test_new[[]10] seems to be the unused test_old[[]10] (*test_it.json)"]
+        [
+            "there is no baseline for test_new[[]10] in *; it seems to be test_old[[]10], renamed; "
+            "against that, memory peaked at 110.0 MiB, +100.0 MiB (+1,000 %) over the baseline of "
+            "10.0 MiB: +100.0 MiB * at * [[]no-baseline]",
+            "test_new[[]10] seems to be the unused test_old[[]10] (*test_it.json): "
+            "10.0 MiB -> 110.0 MiB, +100.0 MiB (+1,000 %)",
+            "if renamed, *, and --torchmem-update-baseline accepts its new numbers, too",
+        ]
     )
+
+
+def test_two_renamed_tests_that_grew_are_both_known(project):
+    body = """
+    @pytest.mark.memory_baseline
+    def test_{}(): use({} * MiB)
+    @pytest.mark.memory_baseline
+    def test_{}(): use(2 * {} * MiB); use(MiB)
+    """
+    committed(project, body.format("a", 4, "b", 4))
+    project.write(body.format("first", 8, "second", 8))
+    told = project.run()
+    told.stdout.fnmatch_lines(["  renamed: test_a -> test_first: 4.0 MiB, *8.0 MiB"])
+    told.stdout.fnmatch_lines(["  renamed: test_b -> test_second: *"])
 
 
 def test_two_that_could_be_it_are_left_alone(project):

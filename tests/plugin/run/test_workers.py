@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pytest_torchmem.plugin.run.workers import TRACE, detach, unpacked
-from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.measured import MeasuredTest, Window
 from tests.results import contributor, result
 
@@ -16,16 +15,7 @@ MEASURED = MeasuredTest(
     "test_net.py::test_step",
     "test_net.py",
     {"device": "cpu"},
-    (
-        Window(
-            "test_step",
-            result(*(contributor(size) for size in range(1, 60))),
-            {},
-            Change.NOT_COMPARED,
-            0,
-            "",
-        ),
-    ),
+    (Window(result(*(contributor(size) for size in range(1, 60))), key="test_step"),),
 )
 
 

@@ -277,7 +277,11 @@ def nightly(function: Any) -> Any:
     return function
 
 
-def ended(name: str, run: Callable[[Program], object]) -> tuple[object, dict[str, object]]:
+def ended(
+    name: str,
+    run: Callable[[Program], object],
+    programs: Mapping[str, Callable[[], Program]] = PROGRAMS,
+) -> tuple[object, dict[str, object]]:
     """Have ``run`` run a program; return what that returned or raised, and the state it left."""
     found: list[object] = []
 
@@ -291,7 +295,7 @@ def ended(name: str, run: Callable[[Program], object]) -> tuple[object, dict[str
         torch.compiler.reset()
         sys.modules["torch._dynamo.utils"].counters.clear()
     seed()
-    made = PROGRAMS[name]()
+    made = programs[name]()
     seed()
     run(body)
     return found[0], state()

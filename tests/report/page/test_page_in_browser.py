@@ -9,11 +9,12 @@ from pytest_torchmem.report.page.svg import COLOURS
 from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category
-from pytest_torchmem.values.measured import unjudged
+from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.picture import Picture, Track
 from pytest_torchmem.values.results import Counters, Fate, Holder
 from pytest_torchmem.values.units import GiB, KiB, MiB, format_size
 from tests.report.sample_run import made, picture, report_of, result_of, sample_run, window
+from tests.results import failed
 
 FAILED = "tests/test_step.py::test_train[bf16]"
 
@@ -119,7 +120,7 @@ def test_sizes_read_as_they_do_on_the_terminal(opened):
 def drawn(browser, tmp_path, picture):
     path = tmp_path / "drawn.html"
     result = result_of(picture, "GPT (estimated)" if picture.estimated else "part")
-    body = unjudged(result, picture)
+    body = Window(result, picture=picture)
     path.write_text(run_page(RunReport((report_of("test_a", body),))), encoding="utf-8")
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(path.as_uri())
@@ -208,7 +209,7 @@ def test_each_sentence_stands_apart_and_holders_are_told(browser, tmp_path):
         retained=replace(shown.result.retained, holders=held),
         grown=shown.result.peak.live[:1],
     )
-    page = alone(browser, tmp_path, replace(shown, result=result, sentences=("one", "two")))
+    page = alone(browser, tmp_path, replace(shown, result=result, findings=failed("one", "two")))
     first, second = (page.locator(".sentences li").nth(n).bounding_box() for n in (0, 1))
     assert second["y"] - (first["y"] + first["height"]) >= 4
     rows = page.get_by_role("region", name="holders").locator("tbody tr").all_inner_texts()

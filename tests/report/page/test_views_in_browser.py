@@ -10,7 +10,7 @@ from pytest_torchmem.report.page.svg import COLOURS
 from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
-from pytest_torchmem.values.measured import unjudged
+from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.picture import Blocks, Picture, Span, StorageBlock
 from pytest_torchmem.values.units import KiB, MiB, format_size
 from tests.report.page.test_page_in_browser import COUNT_PIXELS, rgb
@@ -227,7 +227,7 @@ def test_steps_are_drawn_with_what_each_left_alive(open_page):
     picture = replace(drawn(), spans=spans)
     result = result_of(picture, steps=(MiB, MiB, MiB + 4))
     page = open_page(
-        run_page(RunReport((report_of("test_a", unjudged(result, picture)),))),
+        run_page(RunReport((report_of("test_a", Window(result, picture=picture)),))),
     )
     rows = page.get_by_role("region", name="steps").locator("tbody tr").all_inner_texts()
     assert [row.split("\t")[:3] for row in rows] == [
@@ -313,7 +313,7 @@ def test_a_baseline_of_nothing_is_a_baseline(open_page):
 
 
 def test_a_test_that_raised_was_not_compared(open_page):
-    body = unjudged(result_of(drawn()), None)
+    body = Window(result_of(drawn()))
     report = report_of("test_a", outcome="failed", unjudged=(body,), raised="ValueError: x")
     rows = listed(open_page, report)
     assert [row.locator(".against").inner_text() for row in rows.values()] == [

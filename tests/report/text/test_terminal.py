@@ -22,11 +22,11 @@ from pytest_torchmem.values.findings import (
     Finding,
     FindingKind,
     LineDifference,
-    Verdict,
 )
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, Window
 from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.units import MiB
+from tests.results import failed
 
 
 def made(size, module="net"):
@@ -47,7 +47,8 @@ def result(*live, name="", **changes):
 
 
 def window(key="test_a", sentence="", change=Change.SAME, size=MiB, limits=(), before=MiB):
-    return Window(key, result(made(size)), dict(limits), change, before, sentence)
+    findings = failed(*filter(None, [sentence]))
+    return Window(result(made(size)), findings, change, before, key=key, limits=dict(limits))
 
 
 def one(name, *windows, not_measured=""):
@@ -112,7 +113,7 @@ def test_a_dry_run_s_table_without_room_becomes_a_list():
 
 def test_a_table_without_room_becomes_a_list():
     grown = line_of(made(3 * MiB, "net.new"))
-    verdict = Verdict(
+    verdict = Window(
         result(made(3 * MiB, "net.layers.*.mlp")),
         (Finding(FindingKind.OVER_LIMIT, "total", "x", 1),),
     )
@@ -144,7 +145,7 @@ def test_a_failure_shows_what_grew_and_how_to_accept_it():
     grown = line_of(made(3 * MiB, "net.new"), replace(made(MiB), category=Category.TEMPORARY))
     finding = Finding(FindingKind.GROWN, "activation", "memory peaked too high", 4 * MiB, (grown,))
     finding = replace(finding, allowed="tolerance 2 %")
-    verdict = Verdict(
+    verdict = Window(
         result(made(5 * MiB), made(3 * MiB, "net.new"), notes=("seen late",)),
         (finding,),
         Change.GROWN,
@@ -176,12 +177,12 @@ def test_a_failure_shows_what_grew_and_how_to_accept_it():
 
 
 def test_a_limit_names_no_command_since_none_raises_it():
-    verdict = Verdict(result(made(1)), (Finding(FindingKind.GROWN, "total", "memory peaked", 1),))
+    verdict = Window(result(made(1)), (Finding(FindingKind.GROWN, "total", "memory peaked", 1),))
     assert "pytest" not in failure_text([verdict], "", "pytest t.py")
 
 
 def test_a_long_table_says_what_it_leaves_out():
-    verdict = Verdict(
+    verdict = Window(
         result(*(made(MiB, f"m{i}") for i in range(14))),
         (Finding(FindingKind.GROWN, "total", "x", 1),),
     )
@@ -189,16 +190,16 @@ def test_a_long_table_says_what_it_leaves_out():
 
 
 def test_a_problem_comes_before_numbers():
-    verdict = Verdict(result(made(1)), (Finding(FindingKind.GROWN, "total", "memory peaked", 1),))
+    verdict = Window(result(made(1)), (Finding(FindingKind.GROWN, "total", "memory peaked", 1),))
     lines = failure_text([verdict], "the file is broken", "").splitlines()
     assert lines[:2] == ["the file is broken", "also: memory peaked"]
 
 
 def test_of_several_windows_the_most_telling_failure_leads():
-    body = Verdict(
+    body = Window(
         result(made(1)), (Finding(FindingKind.OVER_LIMIT, "total", "the body is large", 10),)
     )
-    region = Verdict(
+    region = Window(
         result(made(1), name="r"), (Finding(FindingKind.GROWN, "activation", "the region grew", 5),)
     )
     assert failure_text([body, region], "", "").startswith("in 'r', the region grew")
@@ -206,9 +207,9 @@ def test_of_several_windows_the_most_telling_failure_leads():
 
 def test_an_estimated_number_is_never_shown_without_the_word():
     estimated = result(made(MiB), estimated=True)
-    verdict = Verdict(estimated, (Finding(FindingKind.GROWN, "total", "x", 1),))
+    verdict = Window(estimated, (Finding(FindingKind.GROWN, "total", "x", 1),))
     assert "live at the peak, an estimated 1.0 MiB on cpu:" in failure_text([verdict], "", "")
-    row = Window("test_a", estimated, {}, Change.SAME, 0, "")
+    row = Window(estimated, change=Change.SAME, key="test_a")
     assert "1.0 MiB (estimated)" in texts(run_of(one("t", row)))[1]
 
 
@@ -247,7 +248,7 @@ def test_the_most_detail_has_each_category_s_own_peak():
 
 
 def test_a_timeline_stands_above_what_was_live():
-    verdict = Verdict(
+    verdict = Window(
         result(made(1), name="r"), (Finding(FindingKind.GROWN, "total", "memory peaked", 1),)
     )
     lines = failure_text([verdict], "", "", {"r": ["drawn", "^ peak"]}).splitlines()
@@ -305,7 +306,7 @@ def test_a_failure_tells_the_growth_of_each_step():
     def told(*steps):
         grown = replace(result(made(MiB)), steps=steps)
         text = failure_text(
-            [Verdict(grown, (Finding(FindingKind.GROWN, "growth", "it grew"),))], "", "pytest"
+            [Window(grown, (Finding(FindingKind.GROWN, "growth", "it grew"),))], "", "pytest"
         )
         return next(line for line in text.splitlines() if line.startswith("growth from"))
 
@@ -327,10 +328,12 @@ def test_the_closing_line_tells_what_is_over_from_what_could_not_be_judged():
     changes = {FindingKind.SHRUNK: Change.SHRUNK, FindingKind.NO_BASELINE: Change.NEW}
     kinds = ("over-limit", "no-reading", "no-steps", "shrunk", "unstable", "no-baseline")
     windows = (
-        replace(window(sentence="it failed", change=changes.get(kind, Change.SAME)), kinds=(kind,))
+        replace(
+            window(change=changes.get(kind, Change.SAME)), findings=failed("it failed", kind=kind)
+        )
         for kind in map(FindingKind, kinds)
     )
-    tests = (one(f"test_{number}", failed) for number, failed in enumerate(windows))
+    tests = (one(f"test_{number}", judged) for number, judged in enumerate(windows))
     summary = run_of(*tests)
     assert texts(summary, Detail.COUNTS)[0] == (
         "memory: 6 failed (1 over a limit or baseline, 2 not judged, 1 not stable, 1 shrunk, "
@@ -339,8 +342,9 @@ def test_the_closing_line_tells_what_is_over_from_what_could_not_be_judged():
 
 
 def test_what_is_over_counts_as_that_whatever_else_failed():
-    sentences = ("not everything was seen [unseen]", "+1 B (+100 %) over the limit of 1 B")
-    both = replace(window(sentence=sentences[0]), sentences=sentences)
+    unseen = failed("not everything was seen", kind=FindingKind.UNSEEN)
+    over = failed("+1 B (+100 %) over the limit of 1 B", kind=FindingKind.OVER_LIMIT)
+    both = replace(window(), findings=(*unseen, *over))
     counts = texts(run_of(one("both", both)), Detail.COUNTS)[0]
     assert counts == "memory: 1 failed (1 over a limit or baseline)"
 
@@ -364,9 +368,9 @@ def test_a_limit_on_a_category_shows_what_that_held_and_not_what_the_total_did()
     own_peaks = CategoryBytes(temporary=9 * MiB, activation=4 * MiB)
     peak = Peak(9 * MiB, 0, at_peak, own_peaks, (scratch,), (scratch, kept))
     over = result(peak=peak)
-    text = failure_text([Verdict(over, judge_limits(over, {"activation": MiB}))], "", "")
+    text = failure_text([Window(over, judge_limits(over, {"activation": MiB}))], "", "")
     assert "activation at its own peak, 4.0 MiB on cpu:" in text
     assert "aten::cat" not in text
     limits = {"activation": MiB, "total": MiB}
-    text = failure_text([Verdict(over, judge_limits(over, limits))], "", "")
+    text = failure_text([Window(over, judge_limits(over, limits))], "", "")
     assert text.index("activation at its own peak") < text.index("live at the peak, 9.0 MiB")

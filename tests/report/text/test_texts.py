@@ -28,7 +28,7 @@ from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Source
 from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.findings import FindingKind
-from pytest_torchmem.values.measured import Rank, unjudged
+from pytest_torchmem.values.measured import Rank, Window
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Peak
 from pytest_torchmem.values.units import MiB
@@ -41,6 +41,7 @@ from tests.report.sample_run import (
     sample_run,
     window,
 )
+from tests.results import failed
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -79,7 +80,7 @@ def test_problems_are_told_and_cut_where_they_would_fill_a_comment():
 
 def test_a_sentence_says_which_region_it_is_about():
     body = window("a", Change.GROWN, "memory peaked", share=0.75)
-    region = replace(body, result=replace(body.result, name="forward"), sentences=("more",))
+    region = replace(body, result=replace(body.result, name="forward"), findings=failed("more"))
     text = run_markdown(RunReport((report_of("a", body, region, outcome="failed"),)))
     before, after = text.split("\n\nIn `forward`:\n\n- more")
     assert "- memory peaked" in before
@@ -93,8 +94,8 @@ def test_a_row_tells_what_failed_without_a_baseline_and_in_which_region():
             "a", Change.NOT_COMPARED, "memory peaked at 9 B, +1 B (+12 %) over the limit of 8 B"
         ),
         baseline=None,
-        kinds=(OVER,),
     )
+    over = replace(over, findings=failed(over.sentence, kind=OVER))
     region = window("a::forward", Change.GROWN, "memory peaked", share=0.75)
     region = replace(region, result=replace(region.result, name="forward"))
     text = run_markdown(RunReport((report_of("a", over, region, outcome="failed"),)))
@@ -107,7 +108,8 @@ LIMIT = "grew by 9 B per step, +9 B over the limit of 0 B"
 
 @pytest.mark.parametrize("kinds", [(GROWN_KIND, OVER), (OVER, GROWN_KIND)])
 def test_a_limit_that_failed_is_told_wherever_it_stands(kinds):
-    body = replace(window("a", Change.GROWN, GROWN, share=0.75), kinds=kinds)
+    findings = tuple(failed(GROWN, kind=kind)[0] for kind in kinds)
+    body = replace(window("a", Change.GROWN, GROWN, share=0.75), findings=findings)
     text = run_markdown(RunReport((report_of("a", body, outcome="failed"),)))
     assert "| over limit; grown, +16.0 MiB (+22 %) |" in text
 
@@ -115,8 +117,8 @@ def test_a_limit_that_failed_is_told_wherever_it_stands(kinds):
 def test_a_limit_that_could_not_be_judged_is_told():
     nothing = replace(window("a").result, peak=Peak(0, 0, CategoryBytes(), CategoryBytes()))
     for result, limits in ((nothing, {"total": 1}), (window("a").result, {"growth": 0})):
-        kind = judge_limits(result, limits)[0].kind
-        body = replace(window("a", sentence=GROWN), limits=limits, kinds=(GROWN_KIND, kind))
+        findings = (*failed(GROWN), *judge_limits(result, limits))
+        body = replace(window("a"), limits=limits, findings=findings)
         assert body.limit_status == "limit not judged"
 
 
@@ -128,7 +130,7 @@ def test_a_baseline_that_grew_is_no_limit_whatever_its_sentence_says():
 def test_a_region_that_failed_is_told_beside_its_body():
     well = window("a::forward", Change.SAME, scale=2 * MiB)
     well = replace(well, result=replace(well.result, name="forward"))
-    over = replace(well, sentence=LIMIT, sentences=(LIMIT,), kinds=(OVER,))
+    over = replace(well, findings=failed(LIMIT, kind=OVER))
     over = replace(over, result=replace(over.result, name="backward"))
     body = replace(window("a", Change.NOT_COMPARED), baseline=None, baseline_bytes=0)
     text = run_markdown(RunReport((report_of("a", body, well, over, outcome="failed"),)))
@@ -136,7 +138,8 @@ def test_a_region_that_failed_is_told_beside_its_body():
 
 
 def test_what_ended_a_test_early_is_told():
-    body = unjudged(window("a").result, None, ("ran out of memory", "also live: 3 B"))
+    ended_by = failed("ran out of memory", "also live: 3 B", kind=FindingKind.OUT_OF_MEMORY)
+    body = Window(window("a").result, ended_by)
     test = report_of("a", outcome="failed", unjudged=(body,), raised="OutOfMemoryError: no")
     text = run_markdown(RunReport((test,)))
     assert "| 90.1 MiB | not compared, ended by an exception | 1.0 MiB |" in text
@@ -266,7 +269,7 @@ def test_a_failure_that_was_expected_is_told_as_such_in_a_comment():
     over = window(
         "a", Change.NOT_COMPARED, "memory peaked at 9 B, +1 B (+12 %) over the limit of 8 B"
     )
-    over = replace(over, baseline=None, baseline_bytes=0, kinds=(OVER,))
+    over = replace(over, baseline=None, findings=failed(over.sentence, kind=OVER))
     text = run_markdown(RunReport((report_of("a", over, outcome="xfailed"),)))
     assert "| over limit, as expected |" in text
 
@@ -313,7 +316,9 @@ def test_github_is_given_no_more_than_it_shows():
 
 def of_line(name, line, file="src/net.py", **changes):
     cause = replace(made(MiB), source=Source(file, line, "forward"))
-    grown = replace(window(name, Change.GROWN, GROWN, share=0.75), causes=(cause,))
+    grown = window(name, Change.GROWN, GROWN, share=0.75)
+    (finding,) = grown.findings
+    grown = replace(grown, findings=(replace(finding, causes=(cause,)),))
     return report_of(name, grown, **{"outcome": "failed", **changes})
 
 
@@ -445,7 +450,7 @@ def test_a_limit_far_above_the_peak_is_named_and_leaves_the_data_their_room():
 def test_a_category_s_limit_is_a_line_where_nothing_else_is_in_the_picture():
     levels = {Category.ACTIVATION: (MiB, 4 * MiB, 0)}
     drawn = Picture((0, 5, 9), (0, 1, 2), 3, levels)
-    one = unjudged(result_of(drawn), drawn)
+    one = Window(result_of(drawn), picture=drawn)
     heights, texts = lines_of(replace(one, limits={"activation": 3 * MiB}))
     assert heights["#b3261e"] == pytest.approx(3 * MiB, rel=0.01)
     assert "limit on activation 3.0 MiB" in texts
