@@ -177,8 +177,9 @@ class Baselines:
             if stored:
                 text = f"{missing.numbers}; it seems to be {old}, renamed"
                 code = self.code(old)
-                compared = judge_baseline(result, Reference.of(stored), allowance, code)
-                for grown in with_changes(compared.findings, code)[:1]:
+                was = Reference.of(stored)
+                compared = judge_baseline(result, was, allowance, code)
+                for grown in with_changes(compared.findings, code, was)[:1]:
                     return replace(
                         grown, kind=missing.kind, numbers=f"{text}; against that, {grown.numbers}"
                     )
@@ -261,14 +262,14 @@ class Judge:
         grown = told_by_allocator(compared.findings, result, window.source)
         accepted = ""
         if compared.change in settings.accepted and not reference.environment:
-            grown = with_changes(grown, code)
+            grown = with_changes(grown, code, reference)
             accepted = grown[0].sentence if grown else compared.notice
         else:
             shrinking = judge_shrinking(compared) if settings.fail_shrunk else ()
             findings = rank([*findings, *grown, *shrinking])
         return replace(
             compared,
-            findings=with_changes(findings, code),
+            findings=with_changes(findings, code, reference),
             excused=judged.excused,
             accepted=accepted,
             key=judged.key,
