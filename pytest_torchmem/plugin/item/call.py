@@ -48,9 +48,9 @@ def _demands_of(item: pytest.Item) -> Demands:
     Raises pytest's failure for one that cannot be read.
     """
     marks = _marks(item)
-    known = item.stash.get(DEMANDS, None)
-    if known is not None and known[0] == marks:
-        return known[1]
+    cached = item.stash.get(DEMANDS, None)
+    if cached is not None and cached[0] == marks:
+        return cached[1]
     settings = item.config.stash[RUN].settings
     try:
         demands = read_markers(item, settings.allowance)
