@@ -31,12 +31,12 @@ LONG_LINES = 40
 #: Lines of Python in a room, or of another language where one is named: about what there is. A room
 #: that grows loses as much elsewhere, or a page of docs/decisions says why the number is raised.
 LINES: Final = {
-    "analysis": 10_950,
+    "analysis": 11_000,
     "building": 150,
     "cli": 1_600,
     "contexts": 200,
     "measuring": 1_850,
-    "plugin": 4_400,
+    "plugin": 4_450,
     "record": 8_600,
     "record (C++)": 950,
     "report": 2_550,
@@ -252,7 +252,9 @@ def counts(trees: Trees, ran: set[tuple[str, str, int]]) -> Iterator[tuple[str, 
     yield "class names used twice", f"{len(class_names_twice(trees))}", "0"
     yield "files in the largest folder", f"{folder_count} (`{folder}`)", "12"
     yield "files that one failing marked test runs", f"{len({f for f, *_ in ran})}", "70"
-    yield "functions that it runs", f"{len(ran)}", ""
+    # Before Python 3.12 a comprehension is a function of its own.
+    names = [name for _, name, _ in ran if not name.startswith("<")]
+    yield "functions that it runs, and of these with a name", f"{len(ran)}, {len(names)}", ", 900"
 
 
 def main() -> None:

@@ -106,9 +106,9 @@ def find_blocks(
         makers[members] = number
     lived = np.flatnonzero((lives.ends > lives.begins) & (lives.sizes > 0) & (makers >= 0))
     largest = _largest(lives, lived, int(rows[int(np.argmax(totals))]), limit)
-    kept = largest[np.lexsort((largest, -lives.ends[largest], lives.begins[largest]))]
-    numbers = {maker: n for n, maker in enumerate(dict.fromkeys(makers[kept].tolist()))}
-    held = lives.levels(rows, kept)
+    kept_rows = largest[np.lexsort((largest, -lives.ends[largest], lives.begins[largest]))]
+    numbers = {maker: n for n, maker in enumerate(dict.fromkeys(makers[kept_rows].tolist()))}
+    held = lives.levels(rows, kept_rows)
     stacks = _Stacks()
     blocks = tuple(
         StorageBlock(
@@ -118,7 +118,7 @@ def find_blocks(
             numbers[int(makers[place])],
             stacks.add(stack_of(place)),
         )
-        for place in kept.tolist()
+        for place in kept_rows.tolist()
     )
     return Blocks(
         blocks=blocks,
@@ -141,8 +141,8 @@ def _largest(
     ranked = lived[np.lexsort((lived, -lengths, -lives.sizes[lived]))]
     at_peak = np.flatnonzero(lives.are_live(peak_row)[ranked])[: limit // 2]
     others = np.setdiff1d(np.arange(len(ranked)), at_peak)[: limit - len(at_peak)]
-    found: NDArray[np.int64] = ranked[np.concatenate([at_peak, others])]
-    return found
+    rows: NDArray[np.int64] = ranked[np.concatenate([at_peak, others])]
+    return rows
 
 
 MOMENTS: Final = 400
@@ -218,13 +218,13 @@ def chosen_rows(timeline: Timeline, moments: int) -> NDArray[np.int64]:
     if count <= moments:
         return np.arange(count)
     total = timeline.total
-    kept = {0, count - 1, timeline.peak_row}
-    kept.update(int(np.argmax(timeline.of(category))) for category in Category)
+    kept_moments = {0, count - 1, timeline.peak_row}
+    kept_moments.update(int(np.argmax(timeline.of(category))) for category in Category)
     stretches = np.array_split(np.arange(count), max(1, moments // 2))
     for stretch in stretches:
-        kept.add(int(stretch[np.argmax(total[stretch])]))
-        kept.add(int(stretch[np.argmin(total[stretch])]))
-    return np.array(sorted(kept), np.int64)
+        kept_moments.add(int(stretch[np.argmax(total[stretch])]))
+        kept_moments.add(int(stretch[np.argmin(total[stretch])]))
+    return np.array(sorted(kept_moments), np.int64)
 
 
 def find_tracks(lives: StorageLives, rows: NDArray[np.int64]) -> Iterator[Track]:
@@ -243,9 +243,9 @@ def find_tracks(lives: StorageLives, rows: NDArray[np.int64]) -> Iterator[Track]
     levels = np.array([lives.levels(rows, members) for _, members in groups])
     depth = min(_NAMED_PER_MOMENT, len(levels))
     top = np.argpartition(-levels, depth - 1, axis=0)[:depth]
-    named = np.unique(top[np.take_along_axis(levels, top, axis=0) > 0])
-    named = named[np.argsort(-levels[named].max(axis=1), kind="stable")][:TRACKS]
-    for index in named.tolist():
+    tracks = np.unique(top[np.take_along_axis(levels, top, axis=0) > 0])
+    tracks = tracks[np.argsort(-levels[tracks].max(axis=1), kind="stable")][:TRACKS]
+    for index in tracks.tolist():
         who, members = groups[index]
         own = levels[index].tolist()
         size_bytes = max(own)

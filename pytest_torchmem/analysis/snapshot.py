@@ -183,16 +183,16 @@ class Snapshot(GpuQuestions):
         """By its key the life of each allocation over the rows of the timeline, and its bytes."""
         requests = self.history.requests
         end = len(requests) + 1
-        found = {key: (0, end, size) for key, size in self._start_blocks()}
+        requests_by_block = {key: (0, end, size) for key, size in self._start_blocks()}
         columns = (requests.kind, requests.key, requests.size_bytes)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         for row, (kind, key, size) in enumerate(rows, start=1):
             if kind == Request.ALLOC:
-                found[key] = (row, end, size)
+                requests_by_block[key] = (row, end, size)
             elif kind == Request.FREE:
-                begin, _, size_bytes = found[key]
-                found[key] = (begin, row, size_bytes)
-        return found
+                begin, _, size_bytes = requests_by_block[key]
+                requests_by_block[key] = (begin, row, size_bytes)
+        return requests_by_block
 
     @cached_property
     def _lives(self) -> StorageLives:
@@ -225,8 +225,8 @@ class Snapshot(GpuQuestions):
 
 
 def _largest_first(lives: StorageLives, wanted: NDArray[np.bool_]) -> tuple[Contributor, ...]:
-    found = lives.contributors(wanted)
-    return tuple(sorted(found, key=lambda c: (-c.size_bytes, c.operator, str(c.source))))
+    contributors = lives.contributors(wanted)
+    return tuple(sorted(contributors, key=lambda c: (-c.size_bytes, c.operator, str(c.source))))
 
 
 def read_snapshot(data: object, device: Device | int | None = None) -> Snapshot:
@@ -235,7 +235,7 @@ def read_snapshot(data: object, device: Device | int | None = None) -> Snapshot:
     The list of segments that ``torch.cuda.memory_snapshot()`` gives is one without a history.
     Raises `SnapshotError` for anything else, and `DeviceError` for a device that is not in it.
     """
-    with _told():
+    with _errors_of_snapshots():
         traces, segments, settings = _parts(data)
         number = _busiest(traces, segments) if device is None else _number_of(device, traces)
         return _read_device(traces[number], segments, settings, number)
@@ -246,12 +246,12 @@ def read_snapshots(data: object) -> list[Snapshot]:
 
     Raises `SnapshotError`.
     """
-    with _told():
+    with _errors_of_snapshots():
         traces, segments, settings = _parts(data)
-        used = [n for n, held in enumerate(_held(traces, segments)) if any(held)]
+        used = [n for n, held in enumerate(_held_bytes(traces, segments)) if any(held)]
         numbers = used or [_busiest(traces, segments)]
-        found = [_read_device(traces[n], segments, settings, n) for n in numbers]
-    return sorted(found, key=lambda one: (not one.history.refused, -max(one.timeline.total)))
+        devices = [_read_device(traces[n], segments, settings, n) for n in numbers]
+    return sorted(devices, key=lambda one: (not one.history.refused, -max(one.timeline.total)))
 
 
 _Traces = Sequence[Sequence[TraceEntry]]
@@ -259,7 +259,7 @@ _Segments = Sequence[Mapping[str, object]]
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _errors_of_snapshots() -> Iterator[None]:
     """Raise `SnapshotError` for whatever a file may hold that is no snapshot."""
     try:
         yield
@@ -341,7 +341,7 @@ def _settings(found: Mapping[str, object]) -> AllocatorSettings:
 
 def _busiest(traces: _Traces, segments: _Segments) -> int:
     """Return the device with the longest history; without any, the one that holds most."""
-    held = _held(traces, segments)
+    held = _held_bytes(traces, segments)
     if not any(any(pair) for pair in held):
         raise SnapshotError(
             "the snapshot has no history and no memory: call "
@@ -350,7 +350,7 @@ def _busiest(traces: _Traces, segments: _Segments) -> int:
     return max(range(len(held)), key=lambda number: held[number])
 
 
-def _held(traces: _Traces, segments: _Segments) -> list[tuple[int, int]]:
+def _held_bytes(traces: _Traces, segments: _Segments) -> list[tuple[int, int]]:
     """Return the entries of the history and the reserved bytes of each device."""
     held = [0] * len(traces)
     for segment in segments:
@@ -428,14 +428,14 @@ def _reader(phase: Phase | None = None) -> Callable[[Sequence[StackFrame]], Site
 
     Where they are not, their sites have one stack all the same.
     """
-    known: dict[int, Site] = {}
+    sites: dict[int, Site] = {}
     stacks: dict[tuple[Source, ...], tuple[Source, ...]] = {}
 
     def read(frames: Sequence[StackFrame]) -> Site:
-        if id(frames) not in known:
+        if id(frames) not in sites:
             site = _site(frames, phase)
-            known[id(frames)] = Site(site.origin, stacks.setdefault(site.stack, site.stack))
-        return known[id(frames)]
+            sites[id(frames)] = Site(site.origin, stacks.setdefault(site.stack, site.stack))
+        return sites[id(frames)]
 
     return read
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.analysis.judge.verdict import judge_baseline
-from pytest_torchmem.store.acceptances import read_acceptances, run_git
+from pytest_torchmem.store.acceptances import read_acceptances
+from pytest_torchmem.store.git import run_git
 from pytest_torchmem.store.run_reports import read_run
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Reference
 from pytest_torchmem.values.errors import ReportError
@@ -52,8 +53,8 @@ class Moved:
         before, after = self.before.peak.total, self.after.peak.total
         by = after - before
         share = format_share(by, before)
-        told = f"{format_size(before)} -> {format_size(after)}, {format_change(by)}"
-        yield f"{one_line(self.test)}: {told}{f' ({share})' if share else ''}"
+        change_text = f"{format_size(before)} -> {format_size(after)}, {format_change(by)}"
+        yield f"{one_line(self.test)}: {change_text}{f' ({share})' if share else ''}"
         yield f"since {self.commit[:_SHORT]}  {one_line(self.headline)}"
         stored = Reference.of(BaselineEntry.of(self.before))
         for finding in judge_baseline(self.after, stored, Allowance(0, 0)).findings[:1]:
@@ -71,8 +72,11 @@ def bisect(test: str, good: str = "", bad: str = "HEAD", folder: Path = Path()) 
     good = _commit(folder, good or _accepted(test, folder))
     bad = _commit(folder, bad)
     inner = run_git(folder, "rev-parse", "--show-prefix").strip()
-    with _worktree(folder, bad) as tree, tempfile.TemporaryDirectory(prefix="torchmem-") as kept:
-        place, results = tree / inner, Path(kept)
+    with (
+        _worktree(folder, bad) as tree,
+        tempfile.TemporaryDirectory(prefix="torchmem-") as results_folder,
+    ):
+        place, results = tree / inner, Path(results_folder)
         last = _measured(place, test, results, bad)
         run_git(tree, "checkout", "--quiet", "--detach", good)
         first = _measured(place, test, results, good)
@@ -84,7 +88,7 @@ def bisect(test: str, good: str = "", bad: str = "HEAD", folder: Path = Path()) 
             )
         run_git(tree, "bisect", "start", bad, good)
         step = _STEP.format(str(place), str(results), test, [good, bad])
-        commit = _found(tree, step, f"{test} went from {sizes[0]} to {sizes[1]}")
+        commit = _first_bad(tree, step, f"{test} went from {sizes[0]} to {sizes[1]}")
         headline = run_git(tree, "show", "--no-patch", "--format=%as  %an  %s", commit).strip()
         found = []
         for name in (run_git(tree, "rev-parse", f"{commit}^").strip(), commit):
@@ -93,7 +97,7 @@ def bisect(test: str, good: str = "", bad: str = "HEAD", folder: Path = Path()) 
         return Moved(test, commit, headline, *found)
 
 
-def _found(tree: Path, step: str, moved: str) -> str:
+def _first_bad(tree: Path, step: str, moved: str) -> str:
     """Let git find the first bad commit. Raises `ReportError` where several may be."""
     try:
         run_git(tree, "bisect", "run", sys.executable, "-c", step)
@@ -101,32 +105,34 @@ def _found(tree: Path, step: str, moved: str) -> str:
         possible = re.findall(r"first bad commit: \[(\w+)\]", run_git(tree, "bisect", "log"))
         if not possible:
             raise
-        told = ", ".join(name[:_SHORT] for name in possible)
-        raise ReportError(f"{moved} in one of {told}: at some of them it gives no number") from None
+        commits = ", ".join(name[:_SHORT] for name in possible)
+        raise ReportError(
+            f"{moved} in one of {commits}: at some of them it gives no number"
+        ) from None
     return run_git(tree, "rev-parse", "refs/bisect/bad").strip()
 
 
 def judge_commit(place: Path, results: Path, test: str, ends: list[str]) -> int:
     """Measure the commit that is checked out here, and return what ``git bisect run`` asks for."""
     name = run_git(Path(), "rev-parse", "HEAD").strip()
-    good, bad = (_stored(test, results, end) for end in ends)
+    good, bad = (_stored_result(test, results, end) for end in ends)
     try:
-        found = _measured(place, test, results, name)
+        size_bytes = _measured(place, test, results, name)
     except (OSError, ReportError):  # also where the folder was not there yet
         return _SKIP
     if good is None or bad is None:
         return _STOP
-    to_good, to_bad = (abs(found.peak.total - end.peak.total) for end in (good, bad))
+    to_good, to_bad = (abs(size_bytes.peak.total - end.peak.total) for end in (good, bad))
     return _GOOD if to_good <= to_bad else _BAD
 
 
 def _accepted(test: str, folder: Path) -> str:
-    told = [item.commit for item in read_acceptances(folder) if item.test == test]
-    if not told:
+    commits = [item.commit for item in read_acceptances(folder) if item.test == test]
+    if not commits:
         raise ReportError(
             f"no commit has accepted a baseline of {test}; name one that was good with --good"
         )
-    return told[-1]
+    return commits[-1]
 
 
 def _commit(folder: Path, name: str) -> str:
@@ -150,8 +156,8 @@ def _worktree(folder: Path, commit: str) -> Iterator[Path]:
 
 def _measured(place: Path, test: str, results: Path, name: str) -> Result:
     """Run a test where a commit is checked out. Raises `ReportError` where it gives no number."""
-    if found := _stored(test, results, name):
-        return found
+    if measured_bytes := _stored_result(test, results, name):
+        return measured_bytes
     file = results / f"{name}.json"
     sources = [str(path) for path in (place, place / "src") if path.is_dir()]
     path = os.pathsep.join([*sources, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -165,16 +171,16 @@ def _measured(place: Path, test: str, results: Path, name: str) -> Result:
         errors="replace",
         check=False,
     )
-    found = _stored(test, results, name)
-    if found is None:
+    measured_bytes = _stored_result(test, results, name)
+    if measured_bytes is None:
         lines = [line for text in (done.stdout, done.stderr) for line in text.strip().splitlines()]
         # What pytest says of a name that it does not find, or the last that it says.
-        told = next((line for line in lines if line.startswith("ERROR: ")), "".join(lines[-1:]))
-        raise ReportError(f"{test} gives no number at {name[:_SHORT]}: {told}")
-    return found
+        message = next((line for line in lines if line.startswith("ERROR: ")), "".join(lines[-1:]))
+        raise ReportError(f"{test} gives no number at {name[:_SHORT]}: {message}")
+    return measured_bytes
 
 
-def _stored(test: str, results: Path, name: str) -> Result | None:
+def _stored_result(test: str, results: Path, name: str) -> Result | None:
     file = results / f"{name}.json"
     tests = read_run(file).tests if file.exists() else ()
     # Of one test alone the id may begin with another folder than where it was asked for.

@@ -66,12 +66,12 @@ class PlaceSizes(JsonRow):
         """The place, and the first allocations that differ: ``8519680, simulated 33554432``."""
         pairs = islice(zip_longest(_sizes(self.real), _sizes(self.simulated)), _MOST_COMPARED)
         others = [pair for pair in pairs if pair[0] != pair[1]]
-        told = (
+        lines = (
             f"{'none' if real is None else real}, simulated {simulated or 'none'}"
             for real, simulated in others[:_FEW]
         )
         more = f"; {len(others) - _FEW} more" if others[_FEW:] else ""
-        return f"{self.operator or '(no operator)'} at {self.place}: {'; '.join(told)}{more}"
+        return f"{self.operator or '(no operator)'} at {self.place}: {'; '.join(lines)}{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class CalibratedGpu(JsonFields):
     peaks: Mapping[str, int]
 
     def __str__(self) -> str:
-        told = (f"{name} {release}" for name, release in self.releases.items() if release)
-        return f"{self.name} ({', '.join(told)})"
+        releases = (f"{name} {release}" for name, release in self.releases.items() if release)
+        return f"{self.name} ({', '.join(releases)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,11 @@ class Calibration(JsonFields):
             yield f"all {self.count:,} allocations are equal, in their order"
         for name, real in self.real.peaks.items():
             by = self.simulated.peaks.get(name, 0) - real
-            told = f"simulated {by:+,} B" if by else "equal"
-            yield f"  {name} at most {format_size(real)}, {told}"
-        found = [place for place in self.places if place.differs]
-        yield from (f"  {place}" for place in found)
-        if self.first_other and not found:
+            difference = f"simulated {by:+,} B" if by else "equal"
+            yield f"  {name} at most {format_size(real)}, {difference}"
+        differing = [place for place in self.places if place.differs]
+        yield from (f"  {place}" for place in differing)
+        if self.first_other and not differing:
             yield "  each operator and line has the same allocations, in another order"
         if self.left_out:
             yield f"{self.left_out} operators and lines had no room in the file"
@@ -188,19 +188,21 @@ def _run(
         if not made.source and made.phase is Phase.BACKWARD:
             place = _BACKWARD
         allocations.append(((made.operator, place), size_bytes))
-    told = CalibratedGpu.from_json(parse_json(read_text(folder / "device.json")))
-    return told, allocations
+    gpu = CalibratedGpu.from_json(parse_json(read_text(folder / "device.json")))
+    return gpu, allocations
 
 
-def as_file(found: Calibration) -> str:
+def as_file(calibration: Calibration) -> str:
     """Return a comparison as text that has room in an issue; what is equal is left out first."""
     while True:
-        text = json.dumps({"torchmem calibration": FORMAT, **found.to_json()}, indent=0) + "\n"
-        if len(text.encode()) < MOST_BYTES or not found.places:
+        text = (
+            json.dumps({"torchmem calibration": FORMAT, **calibration.to_json()}, indent=0) + "\n"
+        )
+        if len(text.encode()) < MOST_BYTES or not calibration.places:
             return text
-        kept = found.places[: len(found.places) * 3 // 4]
-        left_out = found.left_out + len(found.places) - len(kept)
-        found = replace(found, places=kept, left_out=left_out)
+        kept = calibration.places[: len(calibration.places) * 3 // 4]
+        left_out = calibration.left_out + len(calibration.places) - len(kept)
+        calibration = replace(calibration, places=kept, left_out=left_out)
 
 
 def read_calibration(path: Path) -> Calibration:

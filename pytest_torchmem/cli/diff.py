@@ -60,7 +60,7 @@ def _pairs(before: Measurements, after: Measurements) -> Iterator[tuple[Key | No
     A results file names tests from the rootdir, a baseline file knows its own name only, and two
     environments are compared when nothing else can be; a pair must be the only one of its name.
     """
-    left, right = set(before.entries), set(after.entries)
+    before_keys, right = set(before.entries), set(after.entries)
     views: tuple[Callable[[Key], tuple[str, ...]], ...] = (
         lambda key: (key.environment, key.module, key.entry),
         lambda key: (key.environment, key.module.rpartition("/")[2], key.entry),
@@ -69,28 +69,31 @@ def _pairs(before: Measurements, after: Measurements) -> Iterator[tuple[Key | No
         lambda key: (key.entry,),
     )
     for view in views:
-        ours, theirs = _named(left, view), _named(right, view)
+        ours, theirs = _keys_by_name(before_keys, view), _keys_by_name(right, view)
         for name in ours.keys() & theirs.keys():
             if len(ours[name]) == len(theirs[name]) == 1:
-                left -= set(ours[name])
+                before_keys -= set(ours[name])
                 right -= set(theirs[name])
                 yield ours[name][0], theirs[name][0]
-    yield from ((key, None) for key in left)
+    yield from ((key, None) for key in before_keys)
     yield from ((None, key) for key in right)
 
 
-def _named(
+def _keys_by_name(
     keys: Iterable[Key], view: Callable[[Key], tuple[str, ...]]
 ) -> dict[tuple[str, ...], list[Key]]:
-    named = defaultdict(list)
+    by_name = defaultdict(list)
     for key in keys:
-        named[view(key)].append(key)
-    return named
+        by_name[view(key)].append(key)
+    return by_name
 
 
 def counts(diff: Diff) -> str:
-    found = Counter(row.change for _, row in diff.rows)
-    return ", ".join(f"{found[c]} {c.value}" for c in ORDER if found[c]) or "nothing to compare"
+    change_counts = Counter(row.change for _, row in diff.rows)
+    return (
+        ", ".join(f"{change_counts[c]} {c.value}" for c in ORDER if change_counts[c])
+        or "nothing to compare"
+    )
 
 
 def diff_text(diff: Diff, every: bool, colour: bool) -> str:

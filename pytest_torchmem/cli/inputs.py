@@ -80,8 +80,8 @@ def read_measurements(path: Path, unjudged: bool = False, device: str = "") -> M
     """
     if path.is_dir():
         runs = _results_folder(path)
-        found = _measurements(str(path), runs, unjudged) if runs else None
-        return found or Measurements(str(path), dict(_folder(path)))
+        measurements = _measurements(str(path), runs, unjudged) if runs else None
+        return measurements or Measurements(str(path), dict(_folder(path)))
     if recording_kind(path) is Recording.SNAPSHOT:
         # Two snapshots are compared with each other, whatever their files are called.
         return _measurements(str(path), [run_of(path, "snapshot", device)], unjudged)
@@ -102,13 +102,13 @@ def _results_folder(folder: Path) -> list[RunReport]:
     if not any(_RESULTS in beginning_of(path)[:256] for path in paths):
         return []
     if stored := next((path for path in paths if _BASELINE_FOLDER in path.parts), None):
-        told = f"{folder} has results and baselines, such as {stored}; name the files or folders"
-        raise ReportError(f"{told} of one kind")
+        problem = f"{folder} has results and baselines, such as {stored}; name the files or folders"
+        raise ReportError(f"{problem} of one kind")
     return [parse_run(_parsed(path), str(path)) for path in paths]
 
 
-def _json_files(found: Iterable[Path]) -> list[Path]:
-    return sorted(path for path in found if not path.name.startswith(".") and _may_be_ours(path))
+def _json_files(paths: Iterable[Path]) -> list[Path]:
+    return sorted(path for path in paths if not path.name.startswith(".") and _may_be_ours(path))
 
 
 def _may_be_ours(path: Path) -> bool:
@@ -165,10 +165,10 @@ def windows_of(run: RunReport, unjudged: bool = False) -> Iterator[tuple[Key, Wi
 
 
 def _folder(folder: Path) -> Iterator[tuple[Key, BaselineEntry]]:
-    found = _json_files(folder.rglob("*.json"))
-    if not found:
+    files = _json_files(folder.rglob("*.json"))
+    if not files:
         raise ReportError(f"there is no baseline in {folder}")
-    for path in found:
+    for path in files:
         parts = path.relative_to(folder.parent).with_suffix(".py").parts
         if _BASELINE_FOLDER in parts:
             at = parts.index(_BASELINE_FOLDER)
@@ -218,11 +218,11 @@ def run_of(path: Path, name: str, device: str = "") -> RunReport:
     """
     if recording_kind(path) is Recording.SNAPSHOT:
         snapshots = _snapshots(path, device)
-        found = [(snapshot.result(), snapshot.picture()) for snapshot in snapshots]
+        measured_devices = [(snapshot.result(), snapshot.picture()) for snapshot in snapshots]
     else:
         profile = analyze_trace(load_trace(path), device or None)
-        found = [(profile.result(), sketch(profile))]
-    several = len(found) > 1
+        measured_devices = [(profile.result(), sketch(profile))]
+    several = len(measured_devices) > 1
     return RunReport(
         tuple(
             MeasuredTest(
@@ -231,7 +231,7 @@ def run_of(path: Path, name: str, device: str = "") -> RunReport:
                 {"device": result.device},
                 (Window(result, picture=picture),),
             )
-            for result, picture in found
+            for result, picture in measured_devices
         )
     )
 

@@ -332,26 +332,29 @@ def _add_gpu_options(command: argparse.ArgumentParser) -> None:
 
 
 def _diff(options: argparse.Namespace) -> Exit:
-    named = "--tolerance"
+    option = "--tolerance"
     try:
         tolerance = parse_fraction(options.tolerance)
-        named = "--floor"
+        option = "--floor"
         floor = parse_floor(options.floor)
     except SizeError as error:
-        raise SizeError(f"{named}: {error.sentence}") from None
+        raise SizeError(f"{option}: {error.sentence}") from None
     if options.output and options.output.suffix != ".html":
         raise ReportError(f"{options.output}: differences are written as a page; end it in .html")
     allowance = Allowance(tolerance, *floor)
     before, after = read_measurements(options.before), read_measurements(options.after)
-    found = diff.find_diff(before, after, allowance)
+    comparison = diff.find_diff(before, after, allowance)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     as_json = options.format == "json"
-    _say(diff.diff_json(found) if as_json else diff.diff_text(found, options.all, colour), colour)
+    _say(
+        diff.diff_json(comparison) if as_json else diff.diff_text(comparison, options.all, colour),
+        colour,
+    )
     if options.output:
-        write_report(options.output, diff.as_page(found))
+        write_report(options.output, diff.as_page(comparison))
         # Not among the differences, which a program may read.
         print(f"report written: {options.output}", file=sys.stderr)
-    return Exit.GROWN if found.grown else Exit.OK
+    return Exit.GROWN if comparison.grown else Exit.OK
 
 
 def _show(options: argparse.Namespace) -> Exit:
@@ -373,13 +376,13 @@ def _show(options: argparse.Namespace) -> Exit:
 
 
 def _explain(options: argparse.Namespace) -> Exit:
-    found = show.explanations(
+    explained = show.explanations(
         options.trace, options.device, options.category, options.module, options.at, options.passes
     )
     _say(
-        json.dumps([one.to_json() for one in found], indent=1)
+        json.dumps([one.to_json() for one in explained], indent=1)
         if options.format == "json"
-        else show.explanations_text(found)
+        else show.explanations_text(explained)
     )
     return Exit.OK
 
@@ -434,7 +437,9 @@ def _fits(options: argparse.Namespace) -> Exit:
     several = len(options.traces) > 1, len(found) > len(options.traces)
     lines = []
     for path, device, fit in found:
-        names = (name for name, shown in zip((str(path), device), several, strict=True) if shown)
+        names = (
+            name for name, is_shown in zip((str(path), device), several, strict=True) if is_shown
+        )
         lines.append(": ".join([*names, str(fit)]))
     _say(json.dumps(rows, indent=1) if options.format == "json" else "\n".join(lines))
     return Exit.OK if all(fit for *_, fit in found) else Exit.DOES_NOT_FIT
@@ -443,8 +448,8 @@ def _fits(options: argparse.Namespace) -> Exit:
 def _reserved(options: argparse.Namespace) -> Exit:
     """Print the counters of a simulated allocator, each at its own peak."""
     recordings = read_recordings(options.trace, options.device)
-    found = [(device, one.simulate(options.settings)) for device, one in recordings]
-    found.sort(key=lambda row: -row[1].peak.reserved)
+    simulations = [(device, one.simulate(options.settings)) for device, one in recordings]
+    simulations.sort(key=lambda row: -row[1].peak.reserved)
     if options.format == "json":
         data = [
             {
@@ -454,18 +459,18 @@ def _reserved(options: argparse.Namespace) -> Exit:
                 "fragmentation": round(run.fragmentation, 6),
                 "device_allocations": run.device_alloc_count,
             }
-            for device, run in found
+            for device, run in simulations
         ]
         _say(json.dumps(data[0] if len(data) == 1 else data, indent=1))
         return Exit.OK
-    for device, run in found:
+    for device, run in simulations:
         rows = {name: format_size(getattr(run.peak, name)) for name in _COUNTERS}
         rows["fragmentation"] = f"{run.fragmentation:.0%}"
         rows["device allocations"] = str(run.device_alloc_count)
         wide = max(map(len, rows.values()))
-        heading = [f"{device}:"] if len(found) > 1 else []
-        told = (f"{value:>{wide}}  {name} (estimated)" for name, value in rows.items())
-        _say("\n".join([*heading, *told]))
+        heading = [f"{device}:"] if len(simulations) > 1 else []
+        lines = (f"{value:>{wide}}  {name} (estimated)" for name, value in rows.items())
+        _say("\n".join([*heading, *lines]))
     return Exit.OK
 
 
@@ -508,13 +513,13 @@ def _calibrate(options: argparse.Namespace) -> Exit:
             )
         if options.out or options.gpu:
             raise ReportError("a FILE is only shown: --out and --gpu are for what is run")
-        found = calibrating.read_calibration(Path(*separator))
+        calibration = calibrating.read_calibration(Path(*separator))
     else:
-        found = calibrating.calibrate(command, options.gpu)
+        calibration = calibrating.calibrate(command, options.gpu)
     if options.out:
-        write_report(options.out, calibrating.as_file(found))
-    _say("\n".join(found.lines()))
-    return Exit.OK if found.is_equal else Exit.DIFFERS
+        write_report(options.out, calibrating.as_file(calibration))
+    _say("\n".join(calibration.lines()))
+    return Exit.OK if calibration.is_equal else Exit.DIFFERS
 
 
 def _only(run: RunReport, pattern: str) -> RunReport:

@@ -37,8 +37,8 @@ def table(measurements: Measurements) -> str:
     for (key, entry), size in zip(ranked, sizes, strict=True):
         name = f"{key} on {key.environment}" if several else str(key)
         window = measurements.windows.get(key)
-        told = [f"({_composition(entry)})", window.status if window else ""]
-        lines.append(f"{size:>{wide}}  {name}  {', '.join(filter(None, told))}")
+        parts = [f"({_composition(entry)})", window.status if window else ""]
+        lines.append(f"{size:>{wide}}  {name}  {', '.join(filter(None, parts))}")
     environments = "; ".join(measurements.environments)
     windows = measurements.windows.values()
     notes = dict.fromkeys(note for window in windows for note in window.result.notes)
@@ -95,14 +95,14 @@ def operators(path: Path, pattern: str) -> str:
         kernels = len(events.metrics.queue.entry_depth)
         return "\n".join([*blocks, *([events.optimizable(3)] if kernels else [])])
     run = inputs.read_measurements(path, unjudged=True).run
-    found = [
+    entries = [
         "\n".join([str(key), *_running(window.picture.running), *_uses(window.picture.operators)])
         for key, window in (inputs.windows_of(run, unjudged=True) if run else ())
         if pattern in str(key) and window.picture and window.picture.operators
     ]
-    if not found:
+    if not entries:
         raise ReportError(f"{path} has no timeline of a test with {pattern!r} in its name")
-    return "\n\n\n".join(found)
+    return "\n\n\n".join(entries)
 
 
 def _running(spans: Sequence[Span]) -> Iterator[str]:
@@ -153,25 +153,25 @@ def explanations(
             f"{path} is no recording, and only a recording knows each storage: keep one with "
             "torchmem.save_trace(path) in the test"
         )
-    own = [_loaded(place) for place in passes]
+    own = [_load_pass(place) for place in passes]
     profile = analyze_trace(load_trace(path), device or None, own)
     if profile.failed_passes:
         raise MarkerError(profile.failed_passes[0])
     return profile.explain(category, module, None if at is None else _moment(at))
 
 
-def _loaded(place: str) -> OwnPass:
+def _load_pass(place: str) -> OwnPass:
     """Return a function of a file, which is run. Raises `MarkerError`."""
     file, _, name = place.rpartition(":")
     if not file or not Path(file).is_file():
         raise MarkerError(f"--pass takes a file and a function in it: conftest.py:{name or place}")
     try:
-        found: OwnPass | None = runpy.run_path(file).get(name)
+        own_pass: OwnPass | None = runpy.run_path(file).get(name)
     except Exception as error:  # whatever a user's file may raise
         raise MarkerError(f"--pass {place}: {type(error).__name__}: {error}") from None
-    if not callable(found):
+    if not callable(own_pass):
         raise MarkerError(f"--pass {place}: there is no function {name!r} in {file}")
-    return found
+    return own_pass
 
 
 def _moment(at: str) -> int | str:
@@ -183,12 +183,15 @@ def _moment(at: str) -> int | str:
         ) from None
 
 
-def explanations_text(found: Sequence[Explanation]) -> str:
+def explanations_text(explanations: Sequence[Explanation]) -> str:
     """Return a table with a line for each storage, and their sum; times are in milliseconds."""
-    lines = tables.aligned([_row(explanation) for explanation in found], _HEADERS, "rrr")
-    total = format_size(sum(e.storage.size_bytes for e in found))
+    lines = tables.aligned([_row(explanation) for explanation in explanations], _HEADERS, "rrr")
+    total = format_size(sum(e.storage.size_bytes for e in explanations))
     return "\n".join(
-        [*lines, f"{counted(len(found), 'storage')}, {total} together; times in milliseconds"]
+        [
+            *lines,
+            f"{counted(len(explanations), 'storage')}, {total} together; times in milliseconds",
+        ]
     )
 
 

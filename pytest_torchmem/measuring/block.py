@@ -108,9 +108,9 @@ class Measure(Region):
     raised, reading one raises `RecordingError`. Entered again, it measures anew.
     """
 
-    def __init__(self, name: str, asked: _Expected, results: Results | None = None) -> None:
+    def __init__(self, name: str, expected: _Expected, results: Results | None = None) -> None:
         self.name = name
-        self._asked = asked
+        self._expected = expected
         self._results = results
         self._measurement: BodyMeasurement | None = None
         self._region: BodyRegion | None = None
@@ -132,7 +132,7 @@ class Measure(Region):
         return (self._measurement or running() or self._new_measurement()).device
 
     def __enter__(self) -> Measure:
-        if self._results is None and self._asked.warmup:
+        if self._results is None and self._expected.warmup:
             raise MarkerError(
                 "measure, warmup: a with block cannot be run twice; decorate a function with "
                 "measure(warmup=1), or mark steps with `for _ in block.steps(n, warmup=1)`"
@@ -145,9 +145,9 @@ class Measure(Region):
             self._measurement, self._steps_of = self._new_measurement(), ""
             self._measurement.start()
         else:
-            if self._asked.device and (wanted := self._new_measurement().device) != outer.device:
+            if self._expected.device and (own := self._new_measurement().device) != outer.device:
                 raise RecordingError(
-                    f"{self.shown_name!r} asks for {wanted} within a measurement of "
+                    f"{self.shown_name!r} asks for {own} within a measurement of "
                     f"{outer.device}, and is a part of that; measure one after the other"
                 )
             self._measurement, self._steps_of = outer, f"steps of region {len(outer.regions)}"
@@ -171,15 +171,15 @@ class Measure(Region):
         # A decorator loads no torch.
         from pytest_torchmem.record.environment import allocator_settings, device_names
 
-        by_device = any(isinstance(size, Mapping) for size in self._asked.limits.values())
+        by_device = any(isinstance(size, Mapping) for size in self._expected.limits.values())
         names = device_names(self.result.device) if by_device else ()
-        if limits := limits_on(OWNER, self._asked.limits, names):
+        if limits := limits_on(OWNER, self._expected.limits, names):
             sizes = dict.fromkeys(limits, 0)
             self._result = with_counters(self.result, sizes, self, allocator_settings())
         if self._results is not None:
             self._results.add(self._result or self)
-        if self._asked.output is not None:
-            self.save(self._asked.output)
+        if self._expected.output is not None:
+            self.save(self._expected.output)
         if findings := judge_limits(self.result, sizes_now(OWNER, limits)) if limits else ():
             findings = told_by_allocator(findings, self.result, self._window)
             judged = explain_retained(Window(self.result, findings), self._window.find_holders)
@@ -189,7 +189,7 @@ class Measure(Region):
             raise LimitError(sentence, sentences([judged]), first.kind.value)
 
     def _new_measurement(self) -> BodyMeasurement:
-        return BodyMeasurement(self._asked.device or None)
+        return BodyMeasurement(self._expected.device or None)
 
     def _stop(self, cancel: bool = False) -> None:
         measurement = self._recording()
@@ -280,8 +280,8 @@ class Measure(Region):
         _require_function(function)
         name = self.name or function.__qualname__.rpartition("<locals>.")[2]
         results = Results()
-        block = functools.partial(Measure, name, self._asked, results)
-        decorated: Any = _around(function, block, self._asked.warmup)
+        block = functools.partial(Measure, name, self._expected, results)
+        decorated: Any = _around(function, block, self._expected.warmup)
         decorated.results = results
         measured: Measured[P, R] = decorated
         return measured
@@ -300,13 +300,13 @@ def _around(function: Callable[..., Any], block: Callable[[], Measure], warmup: 
         return awaited
 
     @functools.wraps(function)
-    def called(*args: object, **kwargs: object) -> object:
+    def measured_call(*args: object, **kwargs: object) -> object:
         for _ in range(warmup):
             function(*args, **kwargs)
         with block():
             return function(*args, **kwargs)
 
-    return called
+    return measured_call
 
 
 def _require_function(function: object) -> None:
@@ -372,5 +372,5 @@ def measure(
         raise MarkerError(
             f"measure, warmup: {shown(warmup)} is not a number of runs, 0 to {MOST_RUNS:,}"
         )
-    asked = read_limits(OWNER, {"total": total, **limits})
-    return Measure(name, _Expected(device_text(device) if device else "", warmup, asked, output))
+    sizes = read_limits(OWNER, {"total": total, **limits})
+    return Measure(name, _Expected(device_text(device) if device else "", warmup, sizes, output))

@@ -82,7 +82,7 @@ _NOTHING_NOTED: Final = _Noted()
 class _Stretch(GpuQuestions):
     """A stretch of a recording: the whole, or a region of it."""
 
-    _noted = _NOTHING_NOTED
+    _noted_places = _NOTHING_NOTED
     _segments_before: Collection[int] = ()
 
     @abc.abstractmethod
@@ -117,8 +117,9 @@ class _Stretch(GpuQuestions):
         profile = self._analysed()
         if profile.device == "cpu":
             return profile.reserved_if_simulated(allocator_settings())
-        left = (s for s in segments(profile.device) if s.address not in self._segments_before)
-        return profile.reserved(left)
+        there_before = self._segments_before
+        new_segments = (s for s in segments(profile.device) if s.address not in there_before)
+        return profile.reserved(new_segments)
 
     def picture(self) -> Picture:
         """Its timeline, sampled. Raises what `allocator_requests` does."""
@@ -132,7 +133,7 @@ class _Stretch(GpuQuestions):
         with gc_paused():
             from pytest_torchmem.record.holders.local_variables import places_held_now
 
-            self._noted = _Noted(*places_held_now(), self._now_ns())
+            self._noted_places = _Noted(*places_held_now(), self._now_ns())
 
 
 class BodyRegion(_Stretch, Region):
@@ -166,7 +167,7 @@ class BodyRegion(_Stretch, Region):
 
     def find_holders(self) -> tuple[Held, ...]:
         """Return what keeps alive what the region made and left behind; see `find_holders_in`."""
-        return self._measurement.find_holders_in(self._analysed(), self._noted)
+        return self._measurement.find_holders_in(self._analysed(), self._noted_places)
 
     def _now_ns(self) -> int:
         return self._measurement._now_ns()
@@ -210,7 +211,7 @@ class BodyMeasurement(_Stretch):
         self._gaps: Gaps | None = None
         self._is_from_empty_cache = False
         self._notes: tuple[str, ...] = ()
-        self._kept: Mapping[tuple[str, int], Kept] | None = None
+        self._kept_by_place: Mapping[tuple[str, int], Kept] | None = None
 
     def start(self, *, empties_cache: bool = False) -> None:
         """Settle the device and begin; ``empties_cache`` has CUDA's allocator give its cache back.
@@ -226,7 +227,7 @@ class BodyMeasurement(_Stretch):
             with numpy_in_place():
                 recorder.start()
         except BaseException:
-            _UnderWay.now = before
+            _UnderWay.current = before
             raise
         self._recorder = recorder
         self._is_from_empty_cache = empties_cache
@@ -276,7 +277,7 @@ class BodyMeasurement(_Stretch):
             try:
                 trace = recorder.stop()
             finally:
-                _UnderWay.now = None
+                _UnderWay.current = None
             self._recorder, self._notes = None, recorder.notes
             self._profile = analyze_trace(trace, passes=self._passes)
             return self.numbers(origins=origins)
@@ -303,7 +304,7 @@ class BodyMeasurement(_Stretch):
         try:
             recorder.cancel()
         finally:
-            _UnderWay.now = None
+            _UnderWay.current = None
 
     def profile_so_far(self) -> MemoryProfile:
         """The analysis of what was recorded until now, or of the whole once it has stopped."""
@@ -323,10 +324,12 @@ class BodyMeasurement(_Stretch):
 
     def find_holders(self) -> tuple[Held, ...]:
         """Return what keeps alive what the body made and left behind; see `find_holders_in`."""
-        profile, noted = self.profile_so_far(), self._noted
-        grown = (s for s in profile.left_by_steps(noted.time_ns) if s.place in noted.ways)
-        gone = (Held(_holder(s, None, noted), s.contributor, at_end=False) for s in grown)
-        return (*self.find_holders_in(profile, noted), *gone)
+        profile, noted = self.profile_so_far(), self._noted_places
+        grown_storages = (s for s in profile.left_by_steps(noted.time_ns) if s.place in noted.ways)
+        freed_holders = (
+            Held(_holder(s, None, noted), s.contributor, at_end=False) for s in grown_storages
+        )
+        return (*self.find_holders_in(profile, noted), *freed_holders)
 
     def find_holders_in(
         self, window: MemoryProfile, noted: _Noted = _NOTHING_NOTED
@@ -337,8 +340,8 @@ class BodyMeasurement(_Stretch):
         what was freed since are in ``noted``: those of a moment after the window's end.
         """
         kept = self._kept_now()
-        left = window.left_behind(noted.time_ns)
-        return tuple(Held(_holder(s, kept.get(s.place), noted), s.contributor) for s in left)
+        storages = window.left_behind(noted.time_ns)
+        return tuple(Held(_holder(s, kept.get(s.place), noted), s.contributor) for s in storages)
 
     def _kept_now(self) -> Mapping[tuple[str, int], Kept]:
         """Find the holders of the memory that the body has left behind until now.
@@ -348,12 +351,12 @@ class BodyMeasurement(_Stretch):
         """
         from pytest_torchmem.record.holders import search
 
-        if self._kept is None or self._profile is None:
-            left = self.profile_so_far().left_behind()
-            alive = {storage.place: storage.size_bytes for storage in left if storage.is_alive}
-            found = search.find_holders(alive) if alive else []
-            self._kept = {kept.place: kept for kept in found}
-        return self._kept
+        if self._kept_by_place is None or self._profile is None:
+            storages = self.profile_so_far().left_behind()
+            alive = {storage.place: storage.size_bytes for storage in storages if storage.is_alive}
+            holders = search.find_holders(alive) if alive else []
+            self._kept_by_place = {kept.place: kept for kept in holders}
+        return self._kept_by_place
 
     def save_trace(self, path: str | PathLike[str]) -> None:
         """Write what was recorded until now to a file that `load` reads."""
@@ -374,7 +377,7 @@ class _UnderWay:
     measurement: BodyMeasurement
     thread: int = field(default_factory=get_ident)
     process: int = field(default_factory=getpid)
-    now: ClassVar[_UnderWay | None] = None
+    current: ClassVar[_UnderWay | None] = None
 
     @classmethod
     def begin(cls, measurement: BodyMeasurement) -> _UnderWay | None:
@@ -385,7 +388,7 @@ class _UnderWay:
         """
         with _BEGINNING:
             running()
-            before, cls.now = cls.now, cls(measurement)
+            before, cls.current = cls.current, cls(measurement)
         return before
 
 
@@ -398,7 +401,7 @@ def running() -> BodyMeasurement | None:
     Raises `RecordingError` while another thread is measured, and in a child that was forked
     while its parent was: neither can be recorded.
     """
-    now = _UnderWay.now
+    now = _UnderWay.current
     if now is None:
         return None
     if now.process != getpid():

@@ -126,28 +126,28 @@ def _simulated(
         simulated = f"simulated {parse_gpu(gpu).name}"
         call = _pickled(program, args, kwargs)
         built = _torch_build()
-        added = variables(gpu, built)
+        environment_variables = variables(gpu, built)
     except SimulationError as error:  # through files of ours; it names what the user wrote
         raise error.with_traceback(None) from None
-    shown = f"{_name(program)} ({simulated}, {built.releases})"
+    shown_call = f"{_name(program)} ({simulated}, {built.releases})"
     # The profiler reports on stderr that it has no tracer of kernels; at level 5 nothing.
-    environment = {"KINETO_LOG_LEVEL": "5", **os.environ, **added}
+    environment = {"KINETO_LOG_LEVEL": "5", **os.environ, **environment_variables}
     with tempfile.TemporaryDirectory(prefix="torchmem-") as folder:
         question, answer = Path(folder, "question"), Path(folder, "answer")
         question.write_bytes(pickle.dumps((_like_this_process(built.site, call), call)))
         started = [sys.executable, "-c", _CHILD.format(str(question), str(answer))]
         done = subprocess.run(started, env=environment, stdin=subprocess.DEVNULL, check=False)
-        found = pickle.loads(answer.read_bytes()) if answer.exists() else None
-    if isinstance(found, BaseException):
-        raise found
-    if not isinstance(found, Result):
-        raise EstimateError(f"the process of {shown} ended with {_ending(done.returncode)}")
-    if not found.peak.total:
+        result = pickle.loads(answer.read_bytes()) if answer.exists() else None
+    if isinstance(result, BaseException):
+        raise result
+    if not isinstance(result, Result):
+        raise EstimateError(f"the process of {shown_call} ended with {_ending(done.returncode)}")
+    if not result.peak.total:
         raise EstimateError(
-            f"{shown} used no memory of the GPU; put its models and data there, or give them as "
-            "arguments"
+            f"{shown_call} used no memory of the GPU; put its models and data there, or give them "
+            "as arguments"
         )
-    return replace(found, name=shown)
+    return replace(result, name=shown_call)
 
 
 def _torch_build() -> TorchBuild:
@@ -187,26 +187,26 @@ def _like_this_process(site: Path, call: bytes) -> dict[str, object]:
 def answer_call(question: str, answer: str) -> None:
     """Make the call that a file has, and write its `Result` or exception to another file."""
     try:
-        found: object = _measured(*_loaded(Path(question)))
+        result: object = _measured(*_load_call(Path(question)))
     except SystemExit as error:
-        found = EstimateError(f"the program ended its process: SystemExit({error.code!r})")
+        result = EstimateError(f"the program ended its process: SystemExit({error.code!r})")
     except BaseException as error:
-        found = _portable(error)
-    Path(answer).write_bytes(pickle.dumps(found))
+        result = _portable(error)
+    Path(answer).write_bytes(pickle.dumps(result))
 
 
-def _loaded(question: Path) -> Call:
+def _load_call(question: Path) -> Call:
     process, call = pickle.loads(question.read_bytes())
     _loading.set(True)
     multiprocessing.spawn.prepare(process)
     try:
-        loaded: Call = pickle.loads(call)
+        arguments: Call = pickle.loads(call)
     except (AttributeError, ImportError) as error:
         raise EstimateError(
             f"the program is not found in another process ({error}); {_WRITTEN_SO}"
         ) from None
     _loading.set(False)
-    return loaded
+    return arguments
 
 
 def _measured(
@@ -227,14 +227,14 @@ def _portable(error: BaseException) -> BaseException:
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
-    told = "".join(traceback.format_exception(type(error), error, frames))
+    trace = "".join(traceback.format_exception(type(error), error, frames))
     error.__cause__ = error.__context__ = None
     if not isinstance(error, TorchmemError):
-        error.add_note(f"in a process with a simulated GPU:\n{told}")
+        error.add_note(f"in a process with a simulated GPU:\n{trace}")
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # whatever a class's own way to be pickled raises
-        return EstimateError(f"the program raised {told.strip().splitlines()[-1]}\n{told}")
+        return EstimateError(f"the program raised {trace.strip().splitlines()[-1]}\n{trace}")
     return error
 
 

@@ -63,7 +63,7 @@ def _device_of(graphs: Sequence[StaticGraph], device: Device | None) -> str:
     """Return the device that is meant; a graph of nothing at all is an error, as no limit fails."""
     from pytest_torchmem.record.graphs import fx_graphs
 
-    there = fx_graphs.devices_of(graphs)
-    if not there:
+    devices = fx_graphs.devices_of(graphs)
+    if not devices:
         raise EstimateError("the graph makes and reads no tensor, so there is nothing to estimate")
-    return there[0] if device is None else resolve_device(device, there, "the graph")
+    return devices[0] if device is None else resolve_device(device, devices, "the graph")

@@ -141,9 +141,9 @@ class Profile(MemoryProfile):
         return stacks_by_bytes(list_calls(self.tree), *rows)
 
 
-def _require(name: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        raise MarkerError(f"export, {name}: {value!r} is none of {', '.join(map(repr, known))}")
+def _require(name: str, value: object, names: Sequence[str]) -> None:
+    if value not in names:
+        raise MarkerError(f"export, {name}: {value!r} is none of {', '.join(map(repr, names))}")
 
 
 def analyze(

@@ -85,18 +85,18 @@ class Ranks:
             by_rank[run.rank.number] = path
         counts = {run.rank.count: path for path, run in runs.items()}
         if len(counts) > 1:
-            told = ", ".join(f"{count} in {path}" for count, path in counts.items())
+            lengths_text = ", ".join(f"{count} in {path}" for count, path in counts.items())
             raise RankError(
-                f"the files are of jobs of different sizes: {told}; remove the older ones"
+                f"the files are of jobs of different sizes: {lengths_text}; remove the older ones"
             )
         (count,) = counts
         # A damaged file may count millions.
-        found = (str(number) for number in range(count) if number not in by_rank)
-        if missing := [*islice(found, _MISSING_SHOWN)]:
+        missing_ranks = (str(number) for number in range(count) if number not in by_rank)
+        if missing := [*islice(missing_ranks, _MISSING_SHOWN)]:
             more = count - len(by_rank) - len(missing)
-            told = ", ".join(missing) + (f" and {more} more" if more > 0 else "")
-            raise RankError(f"of {count} ranks there is no file of rank {told}")
-        return cls([_named(runs[by_rank[n]], name, by_rank[n]) for n in range(count)])
+            lengths_text = ", ".join(missing) + (f" and {more} more" if more > 0 else "")
+            raise RankError(f"of {count} ranks there is no file of rank {lengths_text}")
+        return cls([_result_named(runs[by_rank[n]], name, by_rank[n]) for n in range(count)])
 
     @classmethod
     def gather(cls, measured: Result | Region, group: ProcessGroup | None = None) -> Ranks:
@@ -185,39 +185,43 @@ class Ranks:
         Raises `MarkerError` for an argument that cannot be used, and `RankError` when ``before``
         has another number of ranks.
         """
-        asked = findings.read_limits(_OWNER, {"total": total, **limits})
-        apart = {} if spread is None else {"spread": findings.read_size(_OWNER, "spread", spread)}
-        if not asked and not apart and before is None:
+        limit_sizes = findings.read_limits(_OWNER, {"total": total, **limits})
+        spread_sizes = (
+            {} if spread is None else {"spread": findings.read_size(_OWNER, "spread", spread)}
+        )
+        if not limit_sizes and not spread_sizes and before is None:
             raise MarkerError(f"{_OWNER} needs a limit, a spread or results to compare with")
-        sizes = findings.sizes_now(_OWNER, findings.limits_on(_OWNER, asked, ()))
-        judged = [(one, Window(one.result, judge_limits(one.result, sizes))) for one in self]
+        sizes = findings.sizes_now(_OWNER, findings.limits_on(_OWNER, limit_sizes, ()))
+        windows = [(one, Window(one.result, judge_limits(one.result, sizes))) for one in self]
         if before is not None:
-            judged += self._compared(before, findings.read_allowance(_OWNER, tolerance, floor))
-        wrong = sorted(((one, v) for one, v in judged if v.failed), key=_telling)
-        told = [
+            windows += self._compare(before, findings.read_allowance(_OWNER, tolerance, floor))
+        wrong = sorted(((one, v) for one, v in windows if v.failed), key=_telling)
+        sentences = [
             (f"on rank {one.rank} of {len(self)}, {v.where}{v.findings[0].sentence}", v.kinds[0])
             for one, v in wrong
         ]
-        for allowed in findings.sizes_now(_OWNER, apart).values():
-            told += ((text, FindingKind.OVER_LIMIT) for text in self._apart(allowed))
-        if told:
-            sentence, kind = told[0]
-            raise LimitError(sentence, tuple(k.ends(text) for text, k in told), kind.value)
+        for allowed_bytes in findings.sizes_now(_OWNER, spread_sizes).values():
+            sentences += (
+                (text, FindingKind.OVER_LIMIT) for text in self._spread_problems(allowed_bytes)
+            )
+        if sentences:
+            sentence, kind = sentences[0]
+            raise LimitError(sentence, tuple(k.ends(text) for text, k in sentences), kind.value)
 
-    def _compared(self, before: Ranks, allowance: Allowance) -> Iterator[tuple[RankResult, Window]]:
+    def _compare(self, before: Ranks, allowance: Allowance) -> Iterator[tuple[RankResult, Window]]:
         if len(before) != len(self):
             raise RankError(f"{len(before)} ranks cannot be compared with {len(self)}")
         for one in self:
             stored = Reference.of(BaselineEntry.of(before.of(one.rank)))
             yield one, judge_baseline(one.result, stored, allowance)
 
-    def _apart(self, allowed_bytes: int) -> list[str]:
+    def _spread_problems(self, allowed_bytes: int) -> list[str]:
         if self.spread_bytes <= allowed_bytes:
             return []
         top, low = self.largest, self.smallest
         high, small = format_apart(top.result.peak.total, low.result.peak.total)
-        found = differences(top.result.peak.live, low.result.peak.live)
-        lines = cause_first(by_line(found), self.spread_bytes)
+        rank_differences = differences(top.result.peak.live, low.result.peak.live)
+        lines = cause_first(by_line(rank_differences), self.spread_bytes)
         is_known = any(line.size_bytes > 0 for line in lines)
         found_cause = cause_of(lines, self.spread_bytes, "total") if is_known else None
         cause = f": {found_cause.text}{found_cause.others}" if found_cause else ""
@@ -248,12 +252,14 @@ def _files(paths: Paths) -> list[Path]:
     return files
 
 
-def _named(run: RunReport, name: str, path: Path) -> Result:
+def _result_named(run: RunReport, name: str, path: Path) -> Result:
     results: Mapping[str, Result] = results_by_name(run)
     if not name and len(run.tests) == 1 and results:
         return next(iter(results.values()))
     if name not in results:
-        known = ", ".join(results) or "nothing"
-        asked = f"no result called {name!r}" if name else "more than one result, and no name given"
-        raise RankError(f"{path} has {asked}; it has {known}")
+        names = ", ".join(results) or "nothing"
+        problem = (
+            f"no result called {name!r}" if name else "more than one result, and no name given"
+        )
+        raise RankError(f"{path} has {problem}; it has {names}")
     return results[name]

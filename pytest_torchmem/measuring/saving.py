@@ -37,14 +37,14 @@ def save(path: str | os.PathLike[str], measured: Profile | Result | Iterable[Res
         measured.events.tree.trace.save(path)
         return Path(path)
     results = [measured] if isinstance(measured, Result) else list(measured)
-    seen: Counter[str] = Counter()
+    name_counts: Counter[str] = Counter()
     tests: list[tuple[str, list[Drawn]]] = []
     for result in results:
         if not isinstance(result, Result):
             raise MarkerError(f"save writes results and profiles, got {result!r}")
         name = result.name or UNNAMED
-        seen[name] += 1
-        numbered = f"{name} ({seen[name]})" if seen[name] > 1 else name
+        name_counts[name] += 1
+        numbered = f"{name} ({name_counts[name]})" if name_counts[name] > 1 else name
         tests.append((numbered, [(replace(result, name=""), None)]))
     return write_windows(path, tests)
 
@@ -58,11 +58,11 @@ def write_windows(
     rank, folder, reports = current_rank(), Path.cwd(), []
     place = run_reports.path_of_rank(path, rank)
     for name, windows in tests:
-        kept = (
+        rows = (
             Window(portable(result, folder), key=entry_key(name, result.name), picture=picture)
             for result, picture in windows
         )
-        reports.append(MeasuredTest(name, "", environment(windows[0][0].device), tuple(kept)))
+        reports.append(MeasuredTest(name, "", environment(windows[0][0].device), tuple(rows)))
     run = run_reports.stamped(RunReport(tuple(reports)), folder, rank)
     write_report(place, run_reports.render_run(run))
     return place

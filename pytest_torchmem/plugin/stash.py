@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_torchmem.plugin.item.body import Body
-    from pytest_torchmem.plugin.options.marker import Asked
+    from pytest_torchmem.plugin.options.marker import Demands
     from pytest_torchmem.plugin.options.settings import Run
     from pytest_torchmem.plugin.run.controller import Collector
     from pytest_torchmem.plugin.run.workers import Selection
@@ -37,7 +37,7 @@ IN_CALL: Final[pytest.StashKey[bool]] = pytest.StashKey()
 BAD_ARGUMENT: Final[pytest.StashKey[bool]] = pytest.StashKey()
 """True where a marker of the test could not be read."""
 
-ASKED: Final[pytest.StashKey[tuple[list[pytest.Mark], Asked]]] = pytest.StashKey()
+DEMANDS: Final[pytest.StashKey[tuple[list[pytest.Mark], Demands]]] = pytest.StashKey()
 """The markers that were read, and what they ask for."""
 
 BODY: Final[pytest.StashKey[Body]] = pytest.StashKey()

@@ -158,8 +158,8 @@ def _require_reports(device: torch.device) -> None:
     try:
         torch.empty(1, dtype=torch.uint8, device=device)
     finally:
-        seen = profiler.allocations_in(session.stop())
-    if device.type not in {str(change.device.type) for change in seen}:
+        allocations = profiler.allocations_in(session.stop())
+    if device.type not in {str(change.device.type) for change in allocations}:
         raise DeviceError(
             f"{device} cannot be measured: its allocator counts what it allocates and does not "
             "report it to torch's profiler"
@@ -230,8 +230,8 @@ def workspace_bytes(device: torch.device) -> list[int]:
     """
     if device.type != "cuda":
         return []
-    if told := allocator.cublas_workspace_bytes():
-        return told
+    if workspace_bytes := allocator.cublas_workspace_bytes():
+        return workspace_bytes
     kib = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
     own = KiB * (int(kib if kib.isdecimal() else 0) or 1024)
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))

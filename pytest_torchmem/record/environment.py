@@ -110,8 +110,8 @@ def allocator_settings() -> str:
 
 def current_rank() -> Rank:
     """Return this process's rank in torch's process group, else what its launcher says."""
-    found = group_rank()
-    return Rank(*found) if found else Rank.launched()
+    rank = group_rank()
+    return Rank(*rank) if rank else Rank.launched()
 
 
 def group_rank(group: ProcessGroup | None = None) -> tuple[int, int] | None:

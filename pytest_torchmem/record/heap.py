@@ -117,15 +117,15 @@ def frozen_objects() -> list[object]:
         if frame.f_code.co_filename != __file__:
             front += [frame, *variables_of(frame).values()]
     # Modules and classes may be frozen themselves.
-    seen, found = set(map(id, get_objects())), []
+    seen_ids, objects = set(map(id, get_objects())), []
     fresh = _by_id(front)
     while front:
         fresh |= _by_id(referents_of(front))
-        front = [thing for number, thing in fresh.items() if number not in seen]
-        seen |= fresh.keys()
-        found += front
+        front = [thing for number, thing in fresh.items() if number not in seen_ids]
+        seen_ids |= fresh.keys()
+        objects += front
         fresh.clear()
-    return found
+    return objects
 
 
 def _by_id(objects: Iterable[object]) -> dict[int, object]:

@@ -32,16 +32,16 @@ def _keep(folder: Path) -> None:
 
 
 def _write(folder: Path) -> None:
-    found, stats = torch.cuda.get_device_properties(0), torch.cuda.memory_stats(0)
-    capability = f"capability={found.major}.{found.minor}"
-    numbers = f"memory={found.total_memory}B,processors={found.multi_processor_count}"
+    properties, stats = torch.cuda.get_device_properties(0), torch.cuda.memory_stats(0)
+    capability = f"capability={properties.major}.{properties.minor}"
+    numbers = f"memory={properties.total_memory}B,processors={properties.multi_processor_count}"
     versions = (torch.__version__, torch.version.cuda or "", environment.cudnn_release())
     counters = ("requested", "allocated", "reserved")
-    told = {
-        "name": found.name,
-        "description": f"name={re.sub('[,=]', ' ', found.name)},{capability},{numbers}",
+    facts = {
+        "name": properties.name,
+        "description": f"name={re.sub('[,=]', ' ', properties.name)},{capability},{numbers}",
         "releases": dict(zip(("torch", "CUDA", "cuDNN"), versions, strict=True)),
         "peaks": {name: stats.get(f"{name}_bytes.all.peak", 0) for name in counters},
     }
     allocator.dump_history(str(folder / "snapshot.pickle"))
-    (folder / "device.json").write_text(json.dumps(told), encoding="utf-8")
+    (folder / "device.json").write_text(json.dumps(facts), encoding="utf-8")

@@ -93,8 +93,8 @@ class MirroredStore(dist.Store):
                 f"rank {self._rank} of {self._world_size} maps symmetric memory of other ranks; "
                 "only this rank is run [not-simulated]"
             )
-        if (found := self._answer_of(key)) is not None:
-            return bytes(self._own.get(found))
+        if (answer := self._answer_of(key)) is not None:
+            return bytes(self._own.get(answer))
         if _OF_COMMUNICATOR.fullmatch(key):
             return _UNIQUE_ID
         raise self._nobody(key)

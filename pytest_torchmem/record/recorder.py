@@ -38,7 +38,6 @@ from pytest_torchmem.record.profiled.python_calls import library_paths
 from pytest_torchmem.record.recorded_tables import Rows
 from pytest_torchmem.record.torch_api import autograd, compiler
 from pytest_torchmem.record.torch_api.compiler import untraced
-from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.trace import COMPILED_LINE, MARK, MarkKind, Ownership, Trace
 
 # They need no place among the events; the clock is good enough to order them.
@@ -257,20 +256,17 @@ class Recorder:
             ),
             strings=self._observer.strings.values(),
             devices=device_names,
-            meta=self._meta(),
+            meta={
+                "torch": torch.__version__,
+                "device": str(self._device),
+                "library_paths": library_paths(),
+                "counters": self._counters.peaks,
+                "counters_before": self._counters.before,
+                "own_cost_ns": self._own_ns,
+                "live_at_start_known": True,
+                "workspace_bytes": workspace_bytes(self._device),
+            },
         )
-
-    def _meta(self) -> dict[str, Json]:
-        return {
-            "torch": torch.__version__,
-            "device": str(self._device),
-            "library_paths": library_paths(),
-            "counters": self._counters.peaks,
-            "counters_before": self._counters.before,
-            "own_cost_ns": self._own_ns,
-            "live_at_start_known": True,
-            "workspace_bytes": workspace_bytes(self._device),
-        }
 
 
 def _collector_as_after_a_collection() -> Around[bool]:

@@ -26,10 +26,10 @@ _RELEASE: Final = re.compile(r"-torch([a-z0-9.]+)")
 
 def by_test(history: Sequence[Acceptance]) -> dict[tuple[str, str], list[Acceptance]]:
     """Return the changes of each test in each environment, by both."""
-    found: dict[tuple[str, str], list[Acceptance]] = defaultdict(list)
+    acceptances: dict[tuple[str, str], list[Acceptance]] = defaultdict(list)
     for item in history:
-        found[item.test, item.environment].append(item)
-    return found
+        acceptances[item.test, item.environment].append(item)
+    return acceptances
 
 
 def change_text(item: Acceptance) -> str:
@@ -38,10 +38,10 @@ def change_text(item: Acceptance) -> str:
         return "new"
     if item.change is Change.UNUSED or item.changed is None:
         return "removed"
-    told = item.changed
-    by_bytes = told.after_bytes - told.before_bytes
-    by = format_share(by_bytes, told.before_bytes) or format_change(by_bytes)
-    return by if told.key == TOTAL else f"{told.name} {by}"
+    changed_number = item.changed
+    by_bytes = changed_number.after_bytes - changed_number.before_bytes
+    by = format_share(by_bytes, changed_number.before_bytes) or format_change(by_bytes)
+    return by if changed_number.key == TOTAL else f"{changed_number.name} {by}"
 
 
 def history_table(history: Sequence[Acceptance]) -> list[str]:
@@ -132,15 +132,15 @@ def history_page(history: Sequence[Acceptance], commits: str = "") -> str:
 
 def _over_releases(history: Sequence[Acceptance]) -> dict[tuple[str, str], list[Acceptance]]:
     """Return the changes of each test on each machine, whatever release of torch it had."""
-    found: dict[tuple[str, str], list[Acceptance]] = defaultdict(list)
+    acceptances: dict[tuple[str, str], list[Acceptance]] = defaultdict(list)
     for item in history:
-        found[item.test, _RELEASE.sub("", item.environment)].append(item)
-    return found
+        acceptances[item.test, _RELEASE.sub("", item.environment)].append(item)
+    return acceptances
 
 
 def _release(item: Acceptance) -> str:
-    found = _RELEASE.search(item.environment)
-    return found[1] if found else ""
+    release = _RELEASE.search(item.environment)
+    return release[1] if release else ""
 
 
 def _by_change(pair: tuple[tuple[str, str], Sequence[Acceptance]]) -> tuple[float, str, str]:
@@ -205,6 +205,6 @@ def _line(items: Sequence[tuple[int, Acceptance]], step: float, largest: int) ->
         path += f"V{y:.1f}" if drawn else f"M{x:.1f} {y:.1f}"
         path += f"H{_LEFT + end * step:.1f}"
         drawn = True
-        told = f"{item.date}: {format_size(item.after_bytes)}, {item.author}"
-        dots += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escaped(told)}</title></circle>'
+        text = f"{item.date}: {format_size(item.after_bytes)}, {item.author}"
+        dots += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escaped(text)}</title></circle>'
     return f'<path d="{path}"/>{dots}'

@@ -68,7 +68,7 @@ def kind_of(path: Path) -> str:
     if is_folder:
         return FOLDER
     if path.suffix not in RENDERERS:
-        known = ", ".join(RENDERERS)
+        endings = ", ".join(RENDERERS)
         if path.suffix == ".png":
             raise ReportError(
                 f"{path.name}: a timeline is drawn as an SVG, which every machine draws alike; "
@@ -76,7 +76,7 @@ def kind_of(path: Path) -> str:
             )
         raise ReportError(
             f"{path.name} asks for a report of a kind that there is not: the name must end in "
-            f"one of {known}, or have no ending for a folder"
+            f"one of {endings}, or have no ending for a folder"
         )
     return path.suffix
 

@@ -68,10 +68,10 @@ _EXAMPLES: Final = "H100, A100-40GB, H100x8 or capability=9.0,memory=80GiB,proce
 def parse_gpu(text: str) -> Gpu:
     """Return the GPU that a text such as ``H100``, ``H100x8`` or ``capability=9.0,memory=80GiB``
     means. Raises `SimulationError`."""
-    return _described(text) if "=" in text else _named(text)
+    return _described(text) if "=" in text else _gpu_named(text)
 
 
-def _named(text: str) -> Gpu:
+def _gpu_named(text: str) -> Gpu:
     known = {_plain(gpu.name): gpu for gpu in GPUS}
     if found := known.get(_plain(text)):
         return found

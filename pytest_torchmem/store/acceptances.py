@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -13,6 +12,7 @@ from typing import Final, TypeAlias
 
 from pytest_torchmem.store.baseline_file import parse_text
 from pytest_torchmem.store.baselines import FOLDER
+from pytest_torchmem.store.git import run_git
 from pytest_torchmem.values.baseline import (
     Allowance,
     Change,
@@ -75,7 +75,7 @@ def read_acceptances(folder: Path) -> tuple[Acceptance, ...]:
     where there is no git, no repository or no baseline in its history.
     """
     log = run_git(folder, *_LOG, f"--format={_MARK}{_FIELDS}", "--", ".")
-    found: list[Acceptance] = []
+    acceptances: list[Acceptance] = []
     # The version that one commit leaves is the one that the next commit of the file begins with.
     entries = lru_cache(maxsize=None)(partial(_entries, folder))
     for block in log.split(_MARK)[1:]:
@@ -83,20 +83,20 @@ def read_acceptances(folder: Path) -> tuple[Acceptance, ...]:
         commit, author, date, subject = head.strip("\n").split("\x1f")
         for was, now in _changed_files(names):
             if was.name and now.name and was.name != now.name:
-                old, new = _named(was.name), _named(now.name)
-                found = [_moved(item, old, new) for item in found]
-            test, environment = _named(now.name or was.name)
+                old, new = _test_and_environment(was.name), _test_and_environment(now.name)
+                acceptances = [_renamed_acceptance(item, old, new) for item in acceptances]
+            test, environment = _test_and_environment(now.name or was.name)
             before = {
-                key: numbers or _last(found, f"{test}::{key}", environment)
+                key: numbers or _last(acceptances, f"{test}::{key}", environment)
                 for key, numbers in entries(was).items()
             }
             who = commit[:_SHORT], author, date, subject
-            for key, change, after, told in _changes(before, entries(now)):
-                what = environment, change, after, told
-                found.append(Acceptance(f"{test}::{key}", *what, *who))
-    if not found:
+            for key, change, after, changed_number in _changes(before, entries(now)):
+                what = environment, change, after, changed_number
+                acceptances.append(Acceptance(f"{test}::{key}", *what, *who))
+    if not acceptances:
         raise ReportError(f"git knows no baseline in {folder}; commit the folder {FOLDER} first")
-    return tuple(found)
+    return tuple(acceptances)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _entries(folder: Path, version: _Version) -> _Entries:
     return entries
 
 
-def _moved(item: Acceptance, old: tuple[str, str], new: tuple[str, str]) -> Acceptance:
+def _renamed_acceptance(item: Acceptance, old: tuple[str, str], new: tuple[str, str]) -> Acceptance:
     """Return a change under the name that its module has now."""
     module, _, key = item.test.partition("::")
     if (module, item.environment) != old:
@@ -130,10 +130,12 @@ def _moved(item: Acceptance, old: tuple[str, str], new: tuple[str, str]) -> Acce
     return replace(item, test=f"{new[0]}::{key}", environment=new[1])
 
 
-def _last(found: Iterable[Acceptance], test: str, environment: str) -> Numbers | None:
+def _last(acceptances: Iterable[Acceptance], test: str, environment: str) -> Numbers | None:
     """Return the numbers that were accepted last, of an entry that two branches had changed."""
-    told = [i.after for i in found if (i.test, i.environment) == (test, environment)]
-    return told[-1] if told else None
+    accepted_numbers = [
+        i.after for i in acceptances if (i.test, i.environment) == (test, environment)
+    ]
+    return accepted_numbers[-1] if accepted_numbers else None
 
 
 def _changed_files(names: str) -> Iterator[tuple[_Version, _Version]]:
@@ -167,12 +169,12 @@ def _changes(
         elif now and not was:
             yield key, Change.NEW, now, None
         elif now and was and was != now:
-            told = (told_change(was, now, allowance) for allowance in _ALLOWED)
-            change, number = next(pair for pair in told if pair[0] is not Change.WITHIN)
+            changes = (told_change(was, now, allowance) for allowance in _ALLOWED)
+            change, number = next(pair for pair in changes if pair[0] is not Change.WITHIN)
             yield key, change, now, number
 
 
-def _named(file: str) -> tuple[str, str]:
+def _test_and_environment(file: str) -> tuple[str, str]:
     """Return the test module of a baseline file, and its environment."""
     parts = PurePosixPath(file).with_suffix("").parts
     at = parts.index(FOLDER)
@@ -192,23 +194,5 @@ def commits_address(folder: Path) -> str:
         remote = run_git(folder, "remote", "get-url", "origin").strip()
     except ReportError:
         return ""
-    found = _REMOTE.fullmatch(remote)
-    return f"https://{found[1]}/{found[2].removesuffix('.git')}/commit/" if found else ""
-
-
-def run_git(folder: Path, *arguments: str) -> str:
-    """Return what git prints in a folder. Raises `ReportError` where it fails or is not there."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-        )
-    except OSError as error:
-        raise ReportError(f"git cannot be run: {error.strerror or error}") from None
-    if done.returncode:
-        told = done.stderr.strip() or f"git {arguments[0]} ended with {done.returncode}"
-        raise ReportError(f"git cannot read the history of {folder}: {told}")
-    return done.stdout
+    match = _REMOTE.fullmatch(remote)
+    return f"https://{match[1]}/{match[2].removesuffix('.git')}/commit/" if match else ""

@@ -97,9 +97,9 @@ class StoredEntries:
 
         Raises `BaselineError` when it is damaged or there twice.
         """
-        found = self.numbers(key, path)
-        read = lambda: entry_of(key, found, self.origins.get(key, ()))  # noqa: E731
-        return Reference(found, read, environment)
+        numbers = self.numbers(key, path)
+        read = lambda: entry_of(key, numbers, self.origins.get(key, ()))  # noqa: E731
+        return Reference(numbers, read, environment)
 
     def numbers(self, key: str, path: Path) -> Numbers:
         """Return the numbers of one entry. Raises `BaselineError` when it is damaged or twice."""
@@ -157,12 +157,12 @@ def parse_entries(data: object, origins: Path | None = None) -> StoredEntries:
     entries = data.get("entries") if isinstance(data, dict) else None
     if not isinstance(entries, list) or not entries or entries[-1] != _END:
         raise ValueError("it is not a baseline file, or its last lines are missing")
-    named: dict[str, list[str]] = {}
+    rows_by_name: dict[str, list[str]] = {}
     for row in entries[:-1]:
         if row != _END:  # a merge may bring the other side's
             check_row(row)
-            named.setdefault(row[0], []).append(row_line(row))
-    return StoredEntries(_by_key(named), origins)
+            rows_by_name.setdefault(row[0], []).append(row_line(row))
+    return StoredEntries(_by_key(rows_by_name), origins)
 
 
 def _by_key(named: Mapping[str, list[str]]) -> dict[str, list[str]]:
@@ -192,13 +192,13 @@ def _split(text: str, origins: Path) -> tuple[dict[str, Json], StoredEntries] | 
         return None
     start = lines.index(_OPEN)
     body = lines[start + 1 : -3]
-    named: dict[str, list[str]] = {}
+    rows_by_name: dict[str, list[str]] = {}
     for line in body:
         if not line.startswith('["') or not line.endswith("],"):
             return None
-        named.setdefault(scanstring(line, 2)[0], []).append(line)
+        rows_by_name.setdefault(scanstring(line, 2)[0], []).append(line)
     head = parse_json("\n".join(lines[:start]).removesuffix(",") + "}")
-    return {**head, "entries": []}, StoredEntries(_by_key(named), origins)
+    return {**head, "entries": []}, StoredEntries(_by_key(rows_by_name), origins)
 
 
 def read_file(path: Path, environment: Environment) -> StoredEntries:
@@ -241,10 +241,10 @@ def parse_text(
             "move the file away and update again"
         )
     try:
-        found = entries or parse_entries(data, origins_path(path))
+        origins = entries or parse_entries(data, origins_path(path))
     except WRONG as error:
         raise unreadable(path, told_damage(error)) from None
-    return {str(k): str(v) for k, v in environment.items()}, found
+    return {str(k): str(v) for k, v in environment.items()}, origins
 
 
 def read_any(path: Path) -> tuple[dict[str, str], StoredEntries]:

@@ -171,15 +171,15 @@ def read_origins(path: Path) -> dict[str, list[str]]:
         head, *lines = read_text(path).split("\n")
     except (OSError, ValueError):
         return {}
-    found: dict[str, list[str]] = {}
+    rows: dict[str, list[str]] = {}
     for line in lines if head == _HEAD else ():
         if line.startswith(_START):
             try:
                 key, _ = scanstring(line, len(_START))
             except ValueError:
                 continue
-            found.setdefault(key, []).append(line)
-    return found
+            rows.setdefault(key, []).append(line)
+    return rows
 
 
 def render_origins(lines: Mapping[str, Iterable[str]]) -> str:
@@ -197,19 +197,21 @@ def origin_line(key: str, entry: BaselineEntry) -> str:
         places = {contributor: place for place, contributor in enumerate(entry.at_peak_live)}
         same |= {id(c): places[c] for c in entry.live if c in places}
     # Most of them are the same at both moments.
-    live = (_told(c) if (at := same.get(id(c))) is None else str(at) for c in entry.live)
+    live = (
+        _contributor_text(c) if (at := same.get(id(c))) is None else str(at) for c in entry.live
+    )
     parts = {
         "at_peak": encode(entry.at_peak.to_json()),
         "retained": encode(entry.retained.to_json()),
-        "at_peak_live": f"[{', '.join(map(_told, entry.at_peak_live))}]",
+        "at_peak_live": f"[{', '.join(map(_contributor_text, entry.at_peak_live))}]",
         "live": f"[{', '.join(live)}]",
-        "retained_live": f"[{', '.join(map(_told, entry.retained_live))}]",
+        "retained_live": f"[{', '.join(map(_contributor_text, entry.retained_live))}]",
     }
-    told = ", ".join(f'"{name}": {text}' for name, text in parts.items())
-    return f"[{encode(key)}, {encode(_all(Numbers.of(entry)))}, {{{told}}}]"
+    members = ", ".join(f'"{name}": {text}' for name, text in parts.items())
+    return f"[{encode(key)}, {encode(_all(Numbers.of(entry)))}, {{{members}}}]"
 
 
-def _told(c: Contributor) -> str:
+def _contributor_text(c: Contributor) -> str:
     """Return the text of a contributor, without labels and what is empty."""
     begin, end = _around_bytes(c.category, c.count, c.operator, c.module, c.source, c.phase)
     return f"{begin}{c.size_bytes}{end}"
@@ -222,8 +224,8 @@ def _around_bytes(
     """Return the text before and after a contributor's bytes; the rest is the same in many."""
     begin = encode({"category": category.value, "bytes": 0}).removesuffix("0}")
     said = {"operator": operator, "module": module, "source": source and source.to_json()}
-    told = {name: part for name, part in said.items() if part}
-    end = encode({"count": count, **told, "phase": phase.value}).removeprefix("{")
+    parts = {name: part for name, part in said.items() if part}
+    end = encode({"count": count, **parts, "phase": phase.value}).removeprefix("{")
     return begin, f", {end}"
 
 

@@ -77,10 +77,10 @@ class BaselineStore:
 
     def path(self, module: Path, environment: Environment) -> Path:
         """Return the file for one test module in one environment."""
-        asked = module, tuple(environment.items())
-        if asked not in self._paths:
-            self._paths[asked] = self.path_in(module, environment_name(environment))
-        return self._paths[asked]
+        place = module, tuple(environment.items())
+        if place not in self._paths:
+            self._paths[place] = self.path_in(module, environment_name(environment))
+        return self._paths[place]
 
     def root(self, module: Path) -> Path:
         """Return the folder that holds a folder for each environment."""
@@ -177,8 +177,8 @@ class BaselineStore:
 
     def unknown_fallbacks(self, modules: Iterable[Path]) -> tuple[str, ...]:
         """Return the names of environments that a user gave, and none of the modules has."""
-        known = {name for module in modules for name in self._environments(module)}
-        return tuple(name for name in self._fallbacks if name not in known)
+        environments = {name for module in modules for name in self._environments(module)}
+        return tuple(name for name in self._fallbacks if name not in environments)
 
     def _environments(self, module: Path) -> tuple[str, ...]:
         root = self.root(module)
@@ -277,17 +277,17 @@ def changed_text(path: Path, environment: Environment, changes: FileChanges) -> 
     file without entries has no text.
     """
     text = baseline_file.text_of(path)
-    lines, _ = _changed(path, baseline_file.parse_file(path, text, environment), changes)
+    lines, _ = _changed_lines(path, baseline_file.parse_file(path, text, environment), changes)
     return text, baseline_file.render(environment, lines)
 
 
-def _changed(
+def _changed_lines(
     path: Path, stored: StoredEntries, changes: FileChanges
 ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Return the lines of a file and of its origins as they would be."""
     moved = {old: new for old, new in changes.renamed.items() if old in stored.lines}
     stay = stored.lines.keys() - changes.removed - changes.written.keys() - moved.keys()
-    found = {key: _kept(path, stored, key) for key in stay}
+    found = {key: _lines_of_entry(path, stored, key) for key in stay}
     entries = {new: stored.entry(old, path) for old, new in moved.items()}
     for key, entry in {**entries, **changes.written}.items():
         found[key] = entry_lines(key, Numbers.of(entry)), [origin_line(key, entry)]
@@ -295,7 +295,7 @@ def _changed(
     return lines, {key: some for key, (_, some) in found.items() if some}
 
 
-def _kept(path: Path, stored: StoredEntries, key: str) -> tuple[list[str], list[str]]:
+def _lines_of_entry(path: Path, stored: StoredEntries, key: str) -> tuple[list[str], list[str]]:
     """Return the lines of an entry that stays, as we write them, or as they are if damaged.
 
     Lines are read only where a merge or a hand has left more or others than we write.
@@ -304,10 +304,10 @@ def _kept(path: Path, stored: StoredEntries, key: str) -> tuple[list[str], list[
     if len(origins) < 2 and are_as_written(key, lines):
         return lines, origins
     try:
-        found = stored.numbers(key, path)
+        numbers = stored.numbers(key, path)
     except EntryError:
         return lines, origins
-    return entry_lines(key, found), [line for line in origins if explains(line, key, found)][:1]
+    return entry_lines(key, numbers), [line for line in origins if explains(line, key, numbers)][:1]
 
 
 def root_of(path: Path, environment: Environment) -> Path:
@@ -327,7 +327,7 @@ def write_file(path: Path, environment: Environment, changes: FileChanges) -> No
         with locked(root_of(path, environment)):
             remove_litter(path.parent)
             stored = baseline_file.parse_file(path, baseline_file.text_of(path), environment)
-            lines, origins = _changed(path, stored, changes)
+            lines, origins = _changed_lines(path, stored, changes)
             # The numbers come last: origins without their numbers are not used, and an update that
             # is killed in between is made again.
             _put(origins_path(path), render_origins(origins))

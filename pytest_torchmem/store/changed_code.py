@@ -116,8 +116,8 @@ def _functions(node: ast.AST, within: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _telling(statements: Iterable[_Statement], others: Sequence[_Statement]) -> Lines:
-    known = frozenset[str]().union(*(other.names for other in others))
-    return _lines_of(s for s in statements if not s.only_defines or s.names & known)
+    other_names = frozenset[str]().union(*(other.names for other in others))
+    return _lines_of(s for s in statements if not s.only_defines or s.names & other_names)
 
 
 def _lines_of(statements: Iterable[_Statement]) -> Lines:
@@ -136,10 +136,10 @@ def _statements(code: str) -> Iterator[_Statement]:
                 only_defines = bound in used if isinstance(top, ast.Import) else bound != "*"
                 yield _Statement(("", text), _lines(top, ()), frozenset({bound}), only_defines)
         else:
-            yield from _below(top, "", *_defined(top))
+            yield from _definitions_below(top, "", *_defined(top))
 
 
-def _below(
+def _definitions_below(
     node: ast.AST, within: str, names: frozenset[str], only_defines: bool
 ) -> Iterator[_Statement]:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -154,7 +154,7 @@ def _below(
     if isinstance(node, _DEFINITIONS):
         within = f"{within}.{node.name}"
     for child in below:
-        yield from _below(child, within, names, only_defines)
+        yield from _definitions_below(child, within, names, only_defines)
 
 
 def _lines(node: ast.AST, below: Sequence[ast.AST]) -> range:

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import re
-import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +21,10 @@ from pytest_torchmem.store.changed_code import (
     edited_lines,
     renamed_functions,
 )
+from pytest_torchmem.store.git import git_output
 from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.findings import CodeLines
 
-_GIT_SECONDS: Final = 10
 _TOGETHER: Final = 20
 """So many lines that were changed together are told as one place."""
 _HUNK: Final = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
@@ -116,8 +115,8 @@ class KeptCode:
             self._git(index, "update-index", "--add", "-z", "--stdin", given=files)
             return self._git(index, "write-tree").strip()
         finally:
-            for left in (index, index.with_name(f"{index.name}.lock")):
-                left.unlink(missing_ok=True)
+            for file in (index, index.with_name(f"{index.name}.lock")):
+                file.unlink(missing_ok=True)
 
     def _git(self, index: Path, *arguments: str, given: str = "") -> str:
         return git_output(
@@ -190,8 +189,8 @@ class ChangedLines:
 
     def __init__(self, folder: Path, kept: KeptCode | None = None) -> None:
         self._folder = folder
-        self._kept = kept
-        self._then: dict[StoredEntry, _Then] = {}
+        self._code_store = kept
+        self._then_by_entry: dict[StoredEntry, _Then] = {}
         self._changes: dict[_Then, Changes] = {}
         self._names: dict[_Then, dict[str, str]] = defaultdict(dict)
         self._edited: dict[tuple[_Then, str], tuple[Lines, Lines] | None] = {}
@@ -200,8 +199,8 @@ class ChangedLines:
 
     def keep(self, entries: Iterable[str]) -> None:
         """Keep the code as that of some entries, which were just written."""
-        if self._kept:
-            self._kept.keep(entries)
+        if self._code_store:
+            self._code_store.keep(entries)
 
     def is_cut_off(self, entry: StoredEntry) -> bool:
         """True where a shallow clone lacks the commit that a baseline is of."""
@@ -253,8 +252,8 @@ class ChangedLines:
         since = {f: [h for h in some if h.is_code] for f, some in self._since(then).items()}
         lines = {f: [(h.first, min(h.first, h.last)) for h in some] for f, some in since.items()}
         for file, (was, now) in self._whole(then, since):
-            if told := changed_statements(was, now):
-                gone, came = told
+            if statements := changed_statements(was, now):
+                gone, came = statements
                 lines[file] = [
                     (first := min(came.intersection(h.is_now), default=h.first), min(first, h.last))
                     for h in since[file]
@@ -313,20 +312,20 @@ class ChangedLines:
         return replace(source, line=source.line + moved)
 
     def _code_of(self, entry: StoredEntry) -> _Then:
-        if entry not in self._then:
-            self._then[entry] = self._kept_code(entry.text) or self._committed(entry.file)
-        return self._then[entry]
+        if entry not in self._then_by_entry:
+            self._then_by_entry[entry] = self._kept_code(entry.text) or self._committed(entry.file)
+        return self._then_by_entry[entry]
 
     def _kept_code(self, entry: str) -> _Then | None:
-        tree = self._kept.tree_of(entry) if self._kept else ""
-        if not self._kept or not tree or not self._now:
+        tree = self._code_store.tree_of(entry) if self._code_store else ""
+        if not self._code_store or not tree or not self._tree_now:
             return None
-        return _Then(tree, True, self._now, self._kept.repository)
+        return _Then(tree, True, self._tree_now, self._code_store.repository)
 
     @cached_property
-    def _now(self) -> str:
+    def _tree_now(self) -> str:
         with contextlib.suppress(OSError):
-            return self._kept.tree_now() if self._kept else ""
+            return self._code_store.tree_now() if self._code_store else ""
         return ""
 
     def _committed(self, baseline: Path) -> _Then:
@@ -363,10 +362,10 @@ class ChangedLines:
             return []
         plain = ("--no-color", "--no-line-number", "--word-regexp", "--fixed-strings")
         tree = (then.now,) if then.now else ()
-        asked = ("--only-matching", *plain, *patterns, *tree, "--", ":/*.py")
-        text = self._git(then, "grep", "-h", *asked)
-        found = set(text.split("\n"))
-        return [file for file, some in spellings.items() if not found.isdisjoint(some)]
+        options = ("--only-matching", *plain, *patterns, *tree, "--", ":/*.py")
+        text = self._git(then, "grep", "-h", *options)
+        spelled = set(text.split("\n"))
+        return [file for file, some in spellings.items() if not spelled.isdisjoint(some)]
 
     def _diff(self, then: _Then, names: dict[str, str], *files: str) -> Changes:
         """Return the changes of some files; ``names`` takes the new name of each that has one."""
@@ -409,36 +408,3 @@ def _lines(first: str, count: str | None) -> range:
     start, length = int(first), int(count or 1)
     start += not length
     return range(start, start + length)
-
-
-def git_output(
-    folder: Path,
-    *arguments: str,
-    repository: Path | None = None,
-    index: Path | None = None,
-    given: str = "",
-) -> str:
-    """Return what git says; nothing where there is no git or no repository, and where it fails.
-
-    It is asked about the repository that the folder is in, or about one of ours, where nothing that
-    the environment says of the other one counts, with an ``index``. ``given`` is what it reads.
-    """
-    plain = ["--no-optional-locks", "-c", "core.quotePath=false"]
-    environment = dict(os.environ)
-    if repository:
-        plain += [f"--git-dir={repository}", f"--work-tree={folder}"]
-        environment = {n: v for n, v in environment.items() if not n.startswith("GIT_")}
-    if index:
-        environment["GIT_INDEX_FILE"] = str(index)
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *plain, *arguments],
-            input=given.encode("utf-8", "surrogateescape"),
-            env=environment,
-            capture_output=True,
-            timeout=_GIT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.store.changed_lines import git_output
+from pytest_torchmem.store.git import git_output
 from pytest_torchmem.values import json_values
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import ReportError
@@ -114,17 +114,19 @@ class RunReport(JsonFields):
     @property
     def stories(self) -> tuple[Story, ...]:
         """The causes that made more than one test fail, with the most tests first."""
-        found: dict[CodeLines, list[MeasuredTest]] = {}
+        tests_by_cause: dict[CodeLines, list[MeasuredTest]] = {}
         for test in self.ranked():
             if test.cause and test.status == "failed":
-                found.setdefault(test.cause, []).append(test)
-        stories = [Story(cause, tuple(tests)) for cause, tests in found.items() if tests[1:]]
+                tests_by_cause.setdefault(test.cause, []).append(test)
+        stories = [
+            Story(cause, tuple(tests)) for cause, tests in tests_by_cause.items() if tests[1:]
+        ]
         return tuple(sorted(stories, key=lambda story: -len(story.tests)))
 
     def counts(self) -> dict[str, int]:
         """Return how many tests have each status, in the order of `STATUSES`."""
-        found = [test.status for test in self.tests]
-        return {status: found.count(status) for status in STATUSES if status in found}
+        statuses = [test.status for test in self.tests]
+        return {status: statuses.count(status) for status in STATUSES if status in statuses}
 
     @property
     def headline(self) -> str:

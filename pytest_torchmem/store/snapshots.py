@@ -88,7 +88,7 @@ def load_snapshot(path: str | os.PathLike[str], device: Device | int | None = No
     a history says what was alive. Raises `SnapshotError` for another file, `DeviceError` for
     another device.
     """
-    with _named(path):
+    with _errors_named(path):
         return read_snapshot(_unpickled(path), device)
 
 
@@ -97,7 +97,7 @@ def load_snapshots(path: str | os.PathLike[str]) -> list[Snapshot]:
 
     Raises `SnapshotError`.
     """
-    with _named(path):
+    with _errors_named(path):
         return read_snapshots(_unpickled(path))
 
 
@@ -118,7 +118,7 @@ class _UnreadableError(SnapshotError):
 
 
 @contextlib.contextmanager
-def _named(path: str | os.PathLike[str]) -> Iterator[None]:
+def _errors_named(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except _UnreadableError as error:

@@ -116,24 +116,24 @@ class GraphAliasTracker:
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
         graph = read_graph(graph_nodes(nodes))
         keys = [StorageKey(n, s.device, s.size_bytes) for n, s in enumerate(graph.storages)]
-        self._made = {node.name: {keys[s] for s in node.makes} for node in graph.nodes}
-        self._used = {
+        self._keys_made = {node.name: {keys[s] for s in node.makes} for node in graph.nodes}
+        self._keys_used = {
             node.name: {keys[s] for s in node.uses if node.kind is not NodeKind.INPUT}
             for node in graph.nodes
         }
-        self._last_user = {key: name for name, used in self._used.items() for key in used}
+        self._last_user = {key: name for name, used in self._keys_used.items() for key in used}
 
     def get_fresh_allocations(self, node: torch.fx.Node) -> set[StorageKey]:
         """The storages that a node makes: no views."""
-        return self._made[node.name]
+        return self._keys_made[node.name]
 
     def get_storage_uses(self, node: torch.fx.Node) -> set[StorageKey]:
         """The storages that a node's inputs look into."""
-        return self._used[node.name]
+        return self._keys_used[node.name]
 
     def get_storages_last_used(self, node: torch.fx.Node) -> set[StorageKey]:
         """The storages that no later node uses."""
-        return {key for key in self._used[node.name] if self._last_user[key] == node.name}
+        return {key for key in self._keys_used[node.name] if self._last_user[key] == node.name}
 
 
 def _sized(graph: StaticGraph, size_of: SizeOf | None) -> StaticGraph:

@@ -45,8 +45,8 @@ def read_limits(owner: str, given: Mapping[str, object]) -> dict[str, Size | Siz
     Raises `MarkerError` with a sentence about the first that cannot be used.
     """
     require_known(owner, given, LIMIT_KEYS)
-    asked = {key: value for key, value in given.items() if value is not None}
-    limits = {key: _read_limit(owner, key, value) for key, value in asked.items()}
+    given_sizes = {key: value for key, value in given.items() if value is not None}
+    limits = {key: _read_limit(owner, key, value) for key, value in given_sizes.items()}
     return {key: limits[key] for key in LIMIT_KEYS if key in limits}
 
 

@@ -124,20 +124,20 @@ def checked_number(value: object) -> int:
 
 def whole_numbers(values: object) -> tuple[int, ...]:
     """Return a list of numbers of bytes. Raises `ValueError` for others."""
-    found = checked_numbers(values)
-    if found and min(found) < 0:
-        raise ValueError(f"expected whole numbers of bytes, found {min(found)}")
-    return found
+    numbers = checked_numbers(values)
+    if numbers and min(numbers) < 0:
+        raise ValueError(f"expected whole numbers of bytes, found {min(numbers)}")
+    return numbers
 
 
 def checked_numbers(values: object) -> tuple[int, ...]:
     """Return a list of whole numbers. Raises `ValueError` for others."""
-    found = checked_list(values)
-    if not _INTEGERS.issuperset(map(type, found)):
+    numbers = checked_list(values)
+    if not _INTEGERS.issuperset(map(type, numbers)):
         raise ValueError(f"expected whole numbers, found {shown(values)}")
-    if found and not (min(found) >= -LARGEST and max(found) <= LARGEST):
+    if numbers and not (min(numbers) >= -LARGEST and max(numbers) <= LARGEST):
         raise ValueError("expected whole numbers, found one that is too large")
-    return tuple(found)
+    return tuple(numbers)
 
 
 def _checker(words: str, *kinds: type) -> Callable[[object], Json]:
@@ -228,12 +228,12 @@ class JsonFields:
 
     def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back."""
-        written = {}
+        document = {}
         for name, key, _, write, rare in _PLANS[type(self)]:
             value = getattr(self, name)
             if value or not rare:
-                written[key] = value if type(value) in _PLAIN else write(value)
-        return written
+                document[key] = value if type(value) in _PLAIN else write(value)
+        return document
 
     @classmethod
     def from_json(cls: type[Value], data: Mapping[str, Json]) -> Value:
@@ -261,11 +261,11 @@ class JsonRow:
 
 def read_fields(kind: type[Value], data: Mapping[str, Json]) -> Value:
     """Return the dataclass whose fields are in an object. Raises one of `WRONG`."""
-    found = {}
+    fields_read = {}
     for name, key, read, _, rare in _PLANS[kind]:
         if not rare or key in data:
-            found[name] = read(data[key])
-    return kind(**found)
+            fields_read[name] = read(data[key])
+    return kind(**fields_read)
 
 
 def plain(value: Json) -> Json:

@@ -191,7 +191,7 @@ def sentences(windows: Iterable[Window], name_regions: bool = True) -> tuple[str
     A tensor that is left behind is part of what is retained, of its category's peak and of the
     total. The first of those sentences names it; the others say that the cause is the same.
     """
-    told: dict[object, list[str]] = {}
+    by_cause: dict[object, list[str]] = {}
     for window in windows:
         where = window.where if name_regions else ""
         for finding in window.findings:
@@ -201,10 +201,10 @@ def sentences(windows: Iterable[Window], name_regions: bool = True) -> tuple[str
                 cause = str(finding.place)
             elif finding.causes and (source := finding.causes[0].source):
                 cause = str(source)
-            known = told.setdefault(cause, [])
+            of_cause = by_cause.setdefault(cause, [])
             same = f"{where}{finding.numbers} (same cause)"
-            known.append(same if known else where + finding.shown)
-    return tuple(sentence for known in told.values() for sentence in known)
+            of_cause.append(same if of_cause else where + finding.shown)
+    return tuple(sentence for of_cause in by_cause.values() for sentence in of_cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +255,8 @@ class MeasuredTest(JsonFields):
             return "failed"
         if self.not_measured:
             return "not measured"
-        named = (Change.GROWN, Change.SHRUNK, Change.NEW)
-        return next((c.value for c in named if c in changes), "ok")
+        notable = (Change.GROWN, Change.SHRUNK, Change.NEW)
+        return next((c.value for c in notable if c in changes), "ok")
 
     @property
     def failed_windows(self) -> tuple[Window, ...]:

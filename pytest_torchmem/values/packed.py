@@ -50,16 +50,16 @@ class _PackedBlock:
     def nbytes(self) -> int:
         return self.codes.nbytes if self.codes is not None else 0
 
-    def unpack(self, found: Column) -> None:
+    def unpack(self, column: Column) -> None:
         if self.codes is None:
-            found[:] = self.smallest
+            column[:] = self.smallest
         elif self.other is not None:
-            is_other = np.unpackbits(self.codes, count=len(found)).view(np.bool_)
-            found[:] = np.where(is_other, self.other, self.smallest)
-        elif self.codes.dtype == found.dtype:
-            found[:] = self.codes
+            is_other = np.unpackbits(self.codes, count=len(column)).view(np.bool_)
+            column[:] = np.where(is_other, self.other, self.smallest)
+        elif self.codes.dtype == column.dtype:
+            column[:] = self.codes
         else:
-            np.add(self.codes, self.smallest, out=found, casting="unsafe")
+            np.add(self.codes, self.smallest, out=column, casting="unsafe")
 
 
 def _block(values: Column) -> _PackedBlock:
@@ -111,10 +111,10 @@ class PackedTable:
         if isinstance(key, str):
             return self._unpacked(key)
         rows = np.arange(self._length)[key]
-        found = np.empty(np.shape(rows), self.dtype)
+        rows_read = np.empty(np.shape(rows), self.dtype)
         for name in self.dtype.names or ():
-            found[name] = self._unpacked(name)[rows]
-        return found
+            rows_read[name] = self._unpacked(name)[rows]
+        return rows_read
 
     def __setitem__(self, name: str, column: ArrayLike) -> None:
         values = np.ascontiguousarray(
@@ -125,27 +125,27 @@ class PackedTable:
         self._columns[name] = tuple(map(_block, _blocks(values)))
 
     def __array__(self, dtype: None = None, copy: bool | None = None) -> NDArray[np.void]:
-        found: NDArray[np.void] = np.empty(self._length, self.dtype)
+        table: NDArray[np.void] = np.empty(self._length, self.dtype)
         for name in self.dtype.names or ():
-            found[name] = self._unpacked(name)
-        return found
+            table[name] = self._unpacked(name)
+        return table
 
     def _unpacked(self, name: str) -> Column:
-        found = np.empty(self._length, self.dtype[name])
-        for block, part in zip(self._columns[name], _blocks(found), strict=True):
+        column = np.empty(self._length, self.dtype[name])
+        for block, part in zip(self._columns[name], _blocks(column), strict=True):
             block.unpack(part)
         if name in _RELATIVE:
-            found += np.arange(self._length, dtype=found.dtype)
-        return found
+            column += np.arange(self._length, dtype=column.dtype)
+        return column
 
     def block(self, name: str, number: int) -> Column:
         """Return one of a column's blocks of rows."""
         begin = number * _BLOCK_ROWS
-        found = np.empty(min(_BLOCK_ROWS, self._length - begin), self.dtype[name])
-        self._columns[name][number].unpack(found)
+        block = np.empty(min(_BLOCK_ROWS, self._length - begin), self.dtype[name])
+        self._columns[name][number].unpack(block)
         if name in _RELATIVE:
-            found += np.arange(begin, begin + len(found), dtype=found.dtype)
-        return found
+            block += np.arange(begin, begin + len(block), dtype=block.dtype)
+        return block
 
 
 class PackedColumn:

@@ -121,9 +121,9 @@ def are_among(codes: NDArray[np.uint8], members: Iterable[int]) -> NDArray[np.bo
 
     `numpy.isin` takes ten times as long for the tables of a small test.
     """
-    wanted = np.zeros(256, np.bool_)
-    wanted[list(members)] = True
-    return wanted[codes]
+    is_call = np.zeros(256, np.bool_)
+    is_call[list(members)] = True
+    return is_call[codes]
 
 
 _COLUMNS: Final = {
@@ -256,12 +256,12 @@ class Trace:
         Each text that they stand for is looked at once, and none of the others: most are names of
         Python's functions.
         """
-        found = np.zeros(len(self.strings) + 1, np.bool_)
-        found[numbers] = True
-        found[-1] = False
-        for number in np.flatnonzero(found).tolist():
-            found[number] = wanted(self.strings[number])
-        return found[numbers]
+        answers = np.zeros(len(self.strings) + 1, np.bool_)
+        answers[numbers] = True
+        answers[-1] = False
+        for number in np.flatnonzero(answers).tolist():
+            answers[number] = wanted(self.strings[number])
+        return answers[numbers]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to ``path``, a compressed numpy archive.

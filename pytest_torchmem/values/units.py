@@ -265,13 +265,13 @@ def resolve_device(device: object, there: Sequence[str], place: str) -> str:
     none or several, and says which there are; ``place`` is where: ``the trace``.
     """
     name = device_text(device)
-    found = [one for one in there if name in (one, one.partition(":")[0])]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise DeviceError(f"{place} has {len(found)} devices called {name}: {', '.join(found)}")
-    seen = ", ".join(there) or "none"
-    raise DeviceError(f"{place} has no memory on {name!r}; it has: {seen}")
+    matches = [one for one in there if name in (one, one.partition(":")[0])]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise DeviceError(f"{place} has {len(matches)} devices called {name}: {', '.join(matches)}")
+    present = ", ".join(there) or "none"
+    raise DeviceError(f"{place} has no memory on {name!r}; it has: {present}")
 
 
 _CONTROL: Final = re.compile(

@@ -354,7 +354,9 @@ def gpu_state() -> dict[str, object]:
     }
 
 
-def end_of(name: str, run: Callable[[Callable[[], object]], object]) -> object:
+def end_of(
+    name: str, run: Callable[[Callable[[], object]], object]
+) -> tuple[object, dict[str, object]]:
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.manual_seed_all(0)

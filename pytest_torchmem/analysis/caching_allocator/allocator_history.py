@@ -75,13 +75,13 @@ class History:
         rows = [refusal.row for refusal in self.refused for _ in range(2)]
         free_key = int(self.requests.key.max(initial=0)) + 1
         sizes = [size for refusal in self.refused for size in (refusal.size_bytes, 0)]
-        made = Requests.from_columns(
+        requests = Requests.from_columns(
             np.arange(len(rows)) % 2 == 0,
             np.array(sizes, np.int64),
             free_key + np.arange(len(rows)) // 2,
             np.array([refusal.stream for refusal in self.refused for _ in range(2)], np.int64),
         )
-        return self.requests.with_rows(rows, made)
+        return self.requests.with_rows(rows, requests)
 
 
 @dataclass(frozen=True, slots=True)

@@ -351,15 +351,17 @@ class ReservedPeak:
             return share
         reserved, free = format_size(self.reserved_bytes), format_size(self.free_bytes)
         if not self.grown_bytes:
-            return f"{share}: of {reserved}, {free} were free at the fullest moment{self._kept}"
+            return (
+                f"{share}: of {reserved}, {free} were free at the fullest moment{self._kept_text}"
+            )
         return (
             f"{share}: of {reserved}, {free} were free when the last "
             f"{format_size(self.grown_bytes)} were reserved for an allocation of "
-            f"{format_size(self.requested_bytes)}{self._kept}"
+            f"{format_size(self.requested_bytes)}{self._kept_text}"
         )
 
     @property
-    def _kept(self) -> str:
+    def _kept_text(self) -> str:
         if not self.inactive_split_bytes:
             return ""
         if self.inactive_split_bytes == self.free_bytes:

@@ -126,7 +126,7 @@ class AllocatorSettings:
 def _options(text: str) -> list[tuple[str, str]]:
     """Split ``name:value,name:[key:value,...]``; white space means nothing, as in torch."""
     packed = "".join(text.split()).rstrip(",")
-    found, position = [], 0
+    items, position = [], 0
     while position < len(packed):
         match = _OPTION.match(packed, position)
         if match is None:
@@ -134,9 +134,9 @@ def _options(text: str) -> list[tuple[str, str]]:
                 f"cannot read allocator settings {text!r} at {packed[position:]!r}; "
                 "options are written name:value and separated by commas"
             )
-        found.append((match.group(1), match.group(2)))
+        items.append((match.group(1), match.group(2)))
         position = match.end()
-    return found
+    return items
 
 
 def _with_option(

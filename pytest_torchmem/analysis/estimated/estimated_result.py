@@ -116,7 +116,7 @@ class ScheduledMemory:
     ) -> None:
         self._nodes = {node.name: node for node in graph.nodes}
         self._size_bytes = [s.size_bytes for s in graph.storages]
-        self._counted = [on_device(s.device) for s in graph.storages]
+        self._is_counted = [on_device(s.device) for s in graph.storages]
         makes = [(node, s) for node in graph.nodes for s in node.makes]
         self._releasable = {s for node, s in makes if releasable(node)}
         self._unscheduled_uses = Counter(
@@ -124,7 +124,7 @@ class ScheduledMemory:
         )
         given = (NodeKind.INPUT, NodeKind.ATTRIBUTE)
         self.scheduled: set[str] = set()
-        self.live: set[int] = {s for node, s in makes if node.kind in given and self._counted[s]}
+        self.live: set[int] = {s for node, s in makes if node.kind in given and self._is_counted[s]}
         self._current_bytes = sum(self._size_bytes[s] for s in self.live)
         self.peak_memory = self._current_bytes
 
@@ -147,14 +147,14 @@ class ScheduledMemory:
             self._unscheduled_uses.subtract(node.uses)
         if node.kind is not NodeKind.OPERATOR:
             return
-        made = {s for s in node.makes if self._counted[s]} - self.live
-        used = {s for s in node.uses if self._counted[s]}
+        new_storages = {s for s in node.makes if self._is_counted[s]} - self.live
+        used = {s for s in node.uses if self._is_counted[s]}
         if not used <= self.live:
             raise EstimateError(
                 f"node {name} uses a storage that no node has made yet, or that is released"
             )
-        self.live |= made
-        self._current_bytes += sum(self._size_bytes[s] for s in made)
+        self.live |= new_storages
+        self._current_bytes += sum(self._size_bytes[s] for s in new_storages)
         self.peak_memory = max(self.peak_memory, self._current_bytes)
         released = {s for s in used & self._releasable if not self._unscheduled_uses[s]}
         self.live -= released

@@ -69,9 +69,9 @@ def lifetimes_by_last_use(
             last_row = 2 * operator + 2 if is_operator else row_count
             released.update(dict.fromkeys(node.uses, last_row))
         operator += is_operator
-    kept = {s for node in graph.nodes if not releasable(node) for s in node.makes}
+    kept_storages = {s for node in graph.nodes if not releasable(node) for s in node.makes}
     for storage, row in released.items():
-        if storage not in kept and end[storage]:
+        if storage not in kept_storages and end[storage]:
             end[storage] = row
     return Lifetimes(first, end)
 
@@ -140,30 +140,32 @@ def join_pair(forward: StaticGraph, backward: StaticGraph, device: str) -> Stati
     """
     _, pinned = interactions(forward, backward)
     tangents = [n for n in backward.nodes if n.kind is NodeKind.INPUT]
-    made = {s for node in forward.nodes for s in node.makes}
+    made_storages = {s for node in forward.nodes for s in node.makes}
     arrival = StaticNode(
         "backward",
         NodeKind.OPERATOR,
         phase=Phase.BACKWARD,
-        makes=tuple(s for node in tangents for s in node.makes if s not in made),
+        makes=tuple(s for node in tangents for s in node.makes if s not in made_storages),
     )
     ahead = tuple(n for n in forward.nodes if n.kind is not NodeKind.OUTPUT)
     after = tuple(n for n in backward.nodes if n.kind in (NodeKind.OPERATOR, NodeKind.OUTPUT))
     # Those that only the backward graph holds were there from the start.
     attributes = (
-        replace(node, makes=tuple(s for s in node.makes if s not in made))
+        replace(node, makes=tuple(s for s in node.makes if s not in made_storages))
         for node in backward.nodes
         if node.kind is NodeKind.ATTRIBUTE
     )
     joined = StaticGraph((*ahead, *attributes, arrival, *after), backward.storages)
-    kept = {s for node in tangents if node.name in pinned for s in (*node.makes, *node.uses)}
+    kept_storages = {
+        s for node in tangents if node.name in pinned for s in (*node.makes, *node.uses)
+    }
     # A tangent belongs to the engine, which drops it with its last use.
-    kept -= set(arrival.makes)
+    kept_storages -= set(arrival.makes)
     taken = {s for node in tangents for s in (*node.makes, *node.uses)}
-    kept |= _output_storages(forward) - taken
+    kept_storages |= _output_storages(forward) - taken
     lifetimes = lifetimes_by_last_use(joined)
     end = lifetimes.end.copy()
-    end[sorted(kept)] = joined.row_count
+    end[sorted(kept_storages)] = joined.row_count
     return StaticRun(joined, Lifetimes(lifetimes.first, end), device)
 
 
@@ -227,8 +229,8 @@ def estimate_result(run: StaticRun, name: str = "") -> Result:
         return tuple(c for c in live if category in (None, c.category))
 
     peak = find_peak(build_estimated_timeline(run), live_at)
-    left = storages_here(run, run.graph.row_count - 1)
-    left_live = static_contributors(run, left[run.lifetimes.first[left] > 0])
+    storages = storages_here(run, run.graph.row_count - 1)
+    left_live = static_contributors(run, storages[run.lifetimes.first[storages] > 0])
     amounts = Counter[Category]()
     for contributor in left_live:
         amounts[contributor.category] += contributor.size_bytes

@@ -140,14 +140,14 @@ class StaticFacts:
         passes, end = np.append(self._passes, -1), self.run.lifetimes.end
         made_in, dies_in = passes[self._maker_rows], passes[(end - 2).clip(0) // 2]
         dies_in[end > 2 * len(self._operators)] = -1
-        kept: Mask = (
+        is_kept: Mask = (
             self.made & (dies_in >= 0) & (dies_in != made_in) & ~self.made_in(Phase.RECOMPUTE)
         )
         for number, node in enumerate(self._operators):
             if node.phase is Phase.BACKWARD:
                 uses = np.array(node.uses, np.int64)
-                kept[uses[(made_in[uses] >= 0) & (made_in[uses] < passes[number])]] = True
-        return kept
+                is_kept[uses[(made_in[uses] >= 0) & (made_in[uses] < passes[number])]] = True
+        return is_kept
 
     @property
     def read_by_backward(self) -> Mask:

@@ -139,15 +139,15 @@ def stacks_of(calls: CallList) -> list[tuple[str, ...]]:
     """
     python = PythonStacks(calls.tree)
     nodes = [python.around[row] if row >= 0 else 0 for row in calls.rows.tolist()]
-    known = {node: python.frames(node) for node in set(nodes)}
+    frames_of = {node: python.frames(node) for node in set(nodes)}
     sequences = calls.event_column("sequence").tolist()
     backward = _backward_sequences(calls, sequences)
     forward: dict[int, tuple[str, ...]] = {}
     for call, sequence in enumerate(backward):
         if sequence is None and sequences[call] >= 0:
-            forward.setdefault(sequences[call], known[nodes[call]])
+            forward.setdefault(sequences[call], frames_of[nodes[call]])
     return [
-        known[node] if sequence is None else forward.get(sequence, ())
+        frames_of[node] if sequence is None else forward.get(sequence, ())
         for node, sequence in zip(nodes, backward, strict=True)
     ]
 
@@ -155,13 +155,13 @@ def stacks_of(calls: CallList) -> list[tuple[str, ...]]:
 def _backward_sequences(calls: CallList, sequences: Sequence[int]) -> list[int | None]:
     """For each call within a node of the backward graph the node's sequence number."""
     is_node = (calls.event_column("scope") == Scope.BACKWARD_FUNCTION).tolist()
-    found: list[int | None] = []
+    stacks: list[int | None] = []
     for call, parent in enumerate(calls.nesting.parents):
         if is_node[call]:
-            found.append(sequences[call])
+            stacks.append(sequences[call])
         else:
-            found.append(found[parent] if parent >= 0 else None)
-    return found
+            stacks.append(stacks[parent] if parent >= 0 else None)
+    return stacks
 
 
 def amounts_of(calls: CallList) -> dict[str, NDArray[np.int64]]:
@@ -202,18 +202,18 @@ def _launched(calls: CallList) -> NDArray[np.int64]:
     """The time of the kernels that each call launched; of a merged call the outer one has them."""
     trace = calls.tree.trace
     table = trace.device_events
-    found = np.zeros(len(calls.rows), np.int64)
+    totals = np.zeros(len(calls.rows), np.int64)
     on_cpu = np.isin(table["kind"], (DeviceEventKind.RUNTIME, DeviceEventKind.LAUNCH))
     ran = table[~on_cpu]
     if not len(ran):
-        return found
+        return totals
     correlations = calls.detail("correlation").tolist()
     call_of = {number: call for call, number in enumerate(correlations) if number > 0}
     durations = (ran["end_ns"] - ran["start_ns"]).tolist()
     for correlation, duration in zip(ran["correlation"].tolist(), durations, strict=True):
         if (call := call_of.get(correlation)) is not None:
-            found[call] += duration
-    return found[np.array(calls.nesting.inner, np.int64)]
+            totals[call] += duration
+    return totals[np.array(calls.nesting.inner, np.int64)]
 
 
 def _memory(calls: CallList) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -311,8 +311,8 @@ def stacks_by_bytes(
             counted.append((call_of[row], size))
         else:
             others[outside] += size
-    found = _gathered(calls, counted)
-    return {**found, **{stack: size for stack, size in others.items() if size}}
+    groups = _gathered(calls, counted)
+    return {**groups, **{stack: size for stack, size in others.items() if size}}
 
 
 def _gathered(calls: CallList, counted: Iterable[tuple[int, int]]) -> dict[tuple[str, ...], int]:

@@ -259,8 +259,8 @@ class PythonStacks:
         """
         events, details = self.tree.trace.events, self.tree.trace.details
         texts: NDArray[np.int64] = events["name"].astype("i8")
-        known = details[details["text"] >= 0]
-        texts[known["event"]] = known["text"]
+        named_details = details[details["text"] >= 0]
+        texts[named_details["event"]] = named_details["text"]
         return texts
 
     @cached_property

@@ -106,8 +106,8 @@ class DeviceQueue:
         for filled, run in reversed([(filled, list(run)) for filled, run in runs]):
             if not filled:
                 # The empty moment before a stretch that counts ends no interval of its own.
-                left = run[: len(run) - spent]
-                empty_at, spent = left[-1] if left and empty_at < 0 else empty_at, 0
+                rest = run[: len(run) - spent]
+                empty_at, spent = rest[-1] if rest and empty_at < 0 else empty_at, 0
                 continue
             # Of several moments with the most kernels the last.
             fullest = max(run, key=lambda at: (depths[at], at))

@@ -210,8 +210,8 @@ def find_memory_events(tree: OpTree) -> tuple[MemoryEvent, ...]:
         (np.arange(len(rows)) >= len(table)).tolist(),
         strict=True,
     )
-    found = [MemoryEvent(*row) for row in columns]
-    return tuple(found[place] for place in np.argsort(tree.rank[rows]).tolist())
+    memory_events = [MemoryEvent(*row) for row in columns]
+    return tuple(memory_events[place] for place in np.argsort(tree.rank[rows]).tolist())
 
 
 def find_labels(tree: OpTree) -> Iterator[Span]:

@@ -165,10 +165,10 @@ def _innermost(parents: NDArray[np.int32], condition: NDArray[np.bool_]) -> NDAr
     if not condition.any():
         return np.broadcast_to(np.int32(-1), len(parents))
     own = np.arange(len(parents), dtype=np.int32)
-    found = np.append(np.where(condition, own, parents), np.int32(-1))
-    while ((further := found[found]) != found).any():
-        found = further
-    return found[:-1]
+    nearest = np.append(np.where(condition, own, parents), np.int32(-1))
+    while ((further := nearest[nearest]) != nearest).any():
+        nearest = further
+    return nearest[:-1]
 
 
 def _phases(tree: OpTree) -> NDArray[np.uint8]:
@@ -182,14 +182,14 @@ def _phases(tree: OpTree) -> NDArray[np.uint8]:
     events, marks = tree.trace.events, tree.trace.marks
     ranks = tree.mark_ranks
     phase = np.full(len(events), FORWARD, np.uint8)
-    in_optimizer = _inside(tree, ranks, MarkKind.OPTIMIZER_BEGIN, MarkKind.OPTIMIZER_END)
+    in_optimizer = _is_inside(tree, ranks, MarkKind.OPTIMIZER_BEGIN, MarkKind.OPTIMIZER_END)
     stepping = np.zeros(len(events), np.bool_)
     roles = tree.trace.tensors["role"]
     stepping[tree.trace.tensors["event"][roles == Role.OPTIMIZER_PARAMETER]] = True
     watched = tree.innermost(events["is_operator"] & (events["sequence"] >= 0))
     # A step switches gradients off, but not for a closure that it calls.
     phase[(in_optimizer | (tree.innermost(stepping) >= 0)) & (watched < 0)] = OPTIMIZER
-    in_backward = _inside(tree, ranks, MarkKind.BACKWARD_BEGIN, MarkKind.BACKWARD_END)
+    in_backward = _is_inside(tree, ranks, MarkKind.BACKWARD_BEGIN, MarkKind.BACKWARD_END)
     in_backward |= (tree.backward_node >= 0) | (tree.innermost(calls_of_engine(tree)) >= 0)
     phase[in_backward] = BACKWARD
     differentiated = [
@@ -209,9 +209,9 @@ def _called_again(tree: OpTree, in_backward: NDArray[np.bool_]) -> NDArray[np.bo
     calls = tree.trace.module_calls
     within = in_backward[calls["event"]]
     again = within & np.isin(calls["module"], calls["module"][~within])
-    found = np.zeros(len(tree.trace.events), np.bool_)
-    found[calls["event"][again]] = True
-    return found
+    mask = np.zeros(len(tree.trace.events), np.bool_)
+    mask[calls["event"][again]] = True
+    return mask
 
 
 def calls_of_engine(tree: OpTree) -> NDArray[np.bool_]:
@@ -220,13 +220,13 @@ def calls_of_engine(tree: OpTree) -> NDArray[np.bool_]:
     They make the first gradients, and wait while the engine runs a backward pass.
     """
     events, texts_are = tree.trace.events, tree.trace.texts_are
-    found: NDArray[np.bool_] = events["kind"] == EventKind.PY_CALL
-    found &= texts_are(events["file"], lambda text: text.endswith(_AUTOGRAD_FILES))
-    found &= texts_are(events["name"], _ENTRY_POINTS.__contains__)
-    return found
+    is_entry: NDArray[np.bool_] = events["kind"] == EventKind.PY_CALL
+    is_entry &= texts_are(events["file"], lambda text: text.endswith(_AUTOGRAD_FILES))
+    is_entry &= texts_are(events["name"], _ENTRY_POINTS.__contains__)
+    return is_entry
 
 
-def _inside(
+def _is_inside(
     tree: OpTree, ranks: NDArray[np.float64], begin: MarkKind, end: MarkKind
 ) -> NDArray[np.bool_]:
     """Return the events between a ``begin`` mark and its ``end``; pairs may nest.
@@ -302,9 +302,9 @@ class Annotations:
 
 def are_labels(events: Table) -> NDArray[np.bool_]:
     """Return which events are names that code put on a stretch with ``record_function``."""
-    found: NDArray[np.bool_] = events["kind"] == EventKind.TORCH_OP
-    found &= events["scope"] == Scope.OTHER
-    return found
+    is_operator: NDArray[np.bool_] = events["kind"] == EventKind.TORCH_OP
+    is_operator &= events["scope"] == Scope.OTHER
+    return is_operator
 
 
 def start_ns(tree: OpTree) -> int:
@@ -412,9 +412,9 @@ class ModulePaths:
                 self._edges.setdefault(child, []).append(edge)
         calls = trace.module_calls
         called = zip(calls["module"].tolist(), calls["class_name"].tolist(), strict=True)
-        self._called: dict[int, str] = {}
+        self._class_names: dict[int, str] = {}
         for module, number in called:
-            self._called.setdefault(module, trace.strings[number])
+            self._class_names.setdefault(module, trace.strings[number])
         self._edge_ranks = sorted(edge.rank for each in self._edges.values() for edge in each)
         self._known: dict[tuple[int, int, int], str] = {}
 
@@ -450,7 +450,7 @@ class ModulePaths:
         return min(
             paths,
             key=lambda p: (
-                p.root not in self._called,
+                p.root not in self._class_names,
                 -depth[p.root],
                 len(p.names),
                 p.names,
@@ -463,7 +463,7 @@ class ModulePaths:
         edges = [edge for edge in self._edges.get(module, []) if edge.mark < before]
         current = [edge for edge in edges if edge.rank <= rank]
         # The profiler names all modules that have an ``id()`` one after the other like the first.
-        class_name = current[-1].class_name if current else self._called.get(module, "")
+        class_name = current[-1].class_name if current else self._class_names.get(module, "")
         # A module dead before the first sample is found by what came later, if by anything.
         current = current or edges[:1]
         # What came before an id was first met was another module's.
@@ -473,7 +473,7 @@ class ModulePaths:
             for edge in current[births[-1] + 1 if births else 0 :]
         }
         paths = [
-            _below(path, name, module, class_name)
+            _child_path(path, name, module, class_name)
             for parent, name, end in sorted(parents)
             if parent not in below and parent not in (0, module)
             for path in self._paths(parent, rank, min(before, end), below | {module})
@@ -481,7 +481,7 @@ class ModulePaths:
         return paths or [_Path(module, class_name, ())]
 
 
-def _below(path: _Path, name: str, module: int, class_name: str) -> _Path:
+def _child_path(path: _Path, name: str, module: int, class_name: str) -> _Path:
     if name not in _WRAPPERS:
         return _Path(path.root, path.class_name, (*path.names, name))
     # A wrapper at the root is none of the user's modules either: the path begins at what it wraps.

@@ -100,7 +100,9 @@ def line_text(line: LineDifference, key: str = "total") -> str:
         amounts[part.contributor.category] += part.size_bytes
     grew = [part.contributor for part in line.parts if part.size_bytes * line.size_bytes > 0]
     sizes = [p.size_bytes for p in line.parts if p.size_bytes * line.size_bytes > 0]
-    text = f"{format_change(line.size_bytes)} {_told(grew, sizes, amounts, line.changed, key)}"
+    text = (
+        f"{format_change(line.size_bytes)} {_line_words(grew, sizes, amounts, line.changed, key)}"
+    )
     if lead.kind is DifferenceKind.LONGER:
         return f"{text}, which lives longer"
     if lead.kind is DifferenceKind.READ:
@@ -113,7 +115,7 @@ def told_by_line(contributors: Sequence[Contributor], key: str = "total") -> str
     amounts: Counter[Category] = Counter()
     for c in contributors:
         amounts[c.category] += c.size_bytes
-    return _told(contributors, [c.size_bytes for c in contributors], amounts, None, key)
+    return _line_words(contributors, [c.size_bytes for c in contributors], amounts, None, key)
 
 
 def origin(contributor: Contributor, key: str = "total") -> str:
@@ -124,7 +126,7 @@ def origin(contributor: Contributor, key: str = "total") -> str:
     return told_by_line((contributor,), key)
 
 
-def _told(
+def _line_words(
     made: Sequence[Contributor],
     sizes: Sequence[int],
     amounts: Counter[Category],

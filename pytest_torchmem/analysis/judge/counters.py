@@ -41,14 +41,14 @@ def told_by_allocator(
     """
     counters = result.counters
     return tuple(
-        _told(finding, counters, source)
+        _with_segment(finding, counters, source)
         if counters and finding.key in COUNTERS and finding.kind.has_excess
         else finding
         for finding in findings
     )
 
 
-def _told(finding: Finding, counters: Counters, source: Allocated) -> Finding:
+def _with_segment(finding: Finding, counters: Counters, source: Allocated) -> Finding:
     excess_bytes = finding.excess_bytes
     before, before_bytes = there_before(finding, counters)
     if before_bytes >= excess_bytes:

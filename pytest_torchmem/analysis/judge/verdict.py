@@ -135,7 +135,7 @@ def judge_baseline(
         if change is Change.SHRUNK:
             shrunk.append(number)
         if change is Change.GROWN:
-            findings.append(_grown(number, sides, allowed))
+            findings.append(_grown_finding(number, sides, allowed))
     if moved:
         notes = dict.fromkeys((*result.notes, *map(causes.label_note, moved[:_FEW_NOTES])))
         result = replace(result, notes=tuple(notes))
@@ -165,7 +165,7 @@ def judge_baseline(
     )
 
 
-def _grown(number: ChangedNumber, sides: _Sides, allowed: Allowance) -> Finding:
+def _grown_finding(number: ChangedNumber, sides: _Sides, allowed: Allowance) -> Finding:
     """Return what is said of a number that grew, with what grew."""
     result, environment = sides.result, sides.reference.environment
     told_as = f"the baseline{f' for {environment}' if environment else ''} of {{}}"

@@ -115,12 +115,14 @@ class Attribution:
             _, members, began = groups.setdefault(id(origin), (origin, [], []))
             members.append(size_bytes)
             began.append(born)
-        found = [
+        contributors = [
             origin.holding(sum(members), len(members), max(0, min(began)))
             for origin, members, began in groups.values()
         ]
-        found.sort(key=lambda g: (-g.size_bytes, g.identity, g.source.line if g.source else 0))
-        return tuple(found)
+        contributors.sort(
+            key=lambda g: (-g.size_bytes, g.identity, g.source.line if g.source else 0)
+        )
+        return tuple(contributors)
 
     def contributor(self, storage: int) -> Contributor:
         """Return one storage as a contributor."""
@@ -128,13 +130,13 @@ class Attribution:
 
     def origin(self, storage: int) -> Contributor:
         """Return a storage's category and origin, without its bytes; equal ones are one object."""
-        found = self._origins.get(storage)
-        if found is None:
-            found = self._find_origin(storage)
-            found = self._distinct.setdefault(found, found)
+        origin = self._origins.get(storage)
+        if origin is None:
+            origin = self._find_origin(storage)
+            origin = self._distinct.setdefault(origin, origin)
             if len(self._origins) < _MOST_ORIGINS:
-                self._origins[storage] = found
-        return found
+                self._origins[storage] = origin
+        return origin
 
     def _find_origin(self, storage: int) -> Contributor:
         category = _CATEGORIES[int(self.labels[storage])]
@@ -266,18 +268,18 @@ class Attribution:
     @cached_property
     def _compiled(self) -> dict[tuple[int, int], CompiledLine]:
         """The meaning of each generated line, by the number of its file and its own."""
-        found: dict[tuple[int, int], CompiledLine] = {}
+        lines_by_place: dict[tuple[int, int], CompiledLine] = {}
         trace = self.evidence.tree.trace
         strings = trace.strings
         for row in trace.compiled_lines.tolist():
             file, line, operator, source_file, source_line, function, module = row
-            before = found.get((file, line))
+            before = lines_by_place.get((file, line))
             modules = (*(before.modules if before else ()), *((module,) if module else ()))
             source = None
             if source_file >= 0:
                 source = Source(strings[source_file], source_line, strings[function])
-            found[file, line] = CompiledLine(strings[operator], source, modules)
-        return found
+            lines_by_place[file, line] = CompiledLine(strings[operator], source, modules)
+        return lines_by_place
 
     @cached_property
     def _compiled_files(self) -> frozenset[int]:
@@ -286,8 +288,8 @@ class Attribution:
     def _compiled_call(self, chain: list[int]) -> tuple[CompiledLine | None, int]:
         """The innermost generated line around an event, and how far out in its chain that is."""
         for _, file, line, depth in self._calls(chain) if self._compiled else ():
-            if found := self._compiled.get((file, line)):
-                return found, depth
+            if compiled_line := self._compiled.get((file, line)):
+                return compiled_line, depth
         return None, 0
 
     def _operator(self, chain: list[int], compiled: CompiledLine | None, depth: int) -> str:
@@ -304,26 +306,26 @@ class Attribution:
         ``relu`` and not the ``clamp_min`` that it calls: a reader looks for it in the source.
         """
         columns, strings = self._columns, self.evidence.tree.trace.strings
-        found = ""
+        path = ""
         for row in chain:
             kind = columns.kind[row]
             if kind != _TORCH_OP:
-                if found and kind != _ALLOCATION:
+                if path and kind != _ALLOCATION:
                     break
                 continue
             is_node = columns.scope[row] == _BACKWARD_FUNCTION
             if not columns.is_operator[row] and not is_node:
                 continue
-            if is_node and found and not found.startswith(_ALLOCATORS):
+            if is_node and path and not path.startswith(_ALLOCATORS):
                 break
-            found = strings[columns.name[row]]
-        return found
+            path = strings[columns.name[row]]
+        return path
 
     def _module(self, chain: list[int]) -> str:
         tree = self.evidence.tree
         row = chain[0]
         while row >= 0 and (call := int(self.evidence.module_call[row])) >= 0:
-            path = self._paths.path(self._called[call], float(tree.rank[call]))
+            path = self._paths.path(self._module_by_call[call], float(tree.rank[call]))
             if path != _COMPILED_GRAPH:
                 return op_tree.folded(path)
             row = int(self._columns.parent[call])
@@ -342,7 +344,7 @@ class Attribution:
         return common_module(op_tree.folded(path) for path in paths if path)
 
     @cached_property
-    def _called(self) -> dict[int, int]:
+    def _module_by_call(self) -> dict[int, int]:
         calls = self.evidence.tree.trace.module_calls
         return dict(zip(calls["event"].tolist(), calls["module"].tolist(), strict=True))
 
@@ -362,16 +364,16 @@ class Attribution:
 
     def _is_users(self, file: int) -> bool:
         """Return whether the file with that number is the user's."""
-        found = self._users_files.get(file)
-        if found is None:
+        is_users = self._users_files.get(file)
+        if is_users is None:
             text = self.evidence.tree.trace.strings[file]
-            found = self._users_files[file] = (
+            is_users = self._users_files[file] = (
                 text.endswith(".py")
                 and file not in self._compiled_files
                 and not text.startswith(self._libraries)
                 and "torchinductor" not in text
             )
-        return found
+        return is_users
 
     @cached_property
     def _libraries(self) -> tuple[str, ...]:

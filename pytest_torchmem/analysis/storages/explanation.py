@@ -72,13 +72,13 @@ def in_order(
 
     ``category`` None stands for all; ``module`` is a part of a module's path.
     """
-    found = [
+    reasons = [
         e
         for e in explanations
         if (category is None or e.storage.category is category) and module in e.storage.module
     ]
-    found.sort(key=lambda e: (e.born_ns is not None, e.born_ns or 0, e.number))
-    return tuple(found)
+    reasons.sort(key=lambda e: (e.born_ns is not None, e.born_ns or 0, e.number))
+    return tuple(reasons)
 
 
 def named_category(category: Category | str | None) -> Category | None:

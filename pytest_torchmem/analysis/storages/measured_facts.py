@@ -42,11 +42,13 @@ def forward_steps(evidence: Evidence) -> Iterator[Step]:
     for _, rows in pieces:
         is_read[storage[rows][leaves.others(step[rows], storage[rows])]] = True
     is_read[-1] = False
-    made = np.flatnonzero(is_read & (leaves.maker >= 0)).astype(np.int32)
-    made = made[np.argsort(leaves.maker[made], kind="stable")]
+    read_rows = np.flatnonzero(is_read & (leaves.maker >= 0)).astype(np.int32)
+    read_rows = read_rows[np.argsort(leaves.maker[read_rows], kind="stable")]
     for numbers, rows in pieces:
         members = step[rows] - numbers.start, storage[rows]
-        new = made[slice(*np.searchsorted(leaves.maker[made], (numbers.start, numbers.stop)))]
+        new = read_rows[
+            slice(*np.searchsorted(leaves.maker[read_rows], (numbers.start, numbers.stop)))
+        ]
         yield from _steps(
             leaves.in_module[numbers.start : numbers.stop],
             _Members.of(*members, leaves.others(step[rows], storage[rows]), len(numbers)),
@@ -78,8 +80,8 @@ def _steps(
     """Yield the steps of some leaves, the first of them and those that say more than the last."""
     is_new = (writes.counts > 0) | (makes.counts > 0) | ~reads.as_before()
     is_new[1:] |= in_module[1:] != in_module[:-1]
-    kept = np.flatnonzero(is_new)
-    columns = (in_module[kept].tolist(), *(m.lists(kept) for m in (reads, writes, makes)))
+    new_rows = np.flatnonzero(is_new)
+    columns = (in_module[new_rows].tolist(), *(m.lists(new_rows) for m in (reads, writes, makes)))
     for within, read, overwritten, new in zip(*columns, strict=True):
         yield Step(within, set(read), set(overwritten), new)
 
@@ -308,8 +310,8 @@ class MeasuredFacts(Evidence):
         mentioned[storages.of_tensor] = mentioned[storages.of_owner] = True
         stays = (storages.died == NEVER) & ~mentioned[:-1]
         within = (in_gemm | (in_convolution & self.survives)) & ~self._is_output(parents)
-        found: Mask = scratch | (unseen & (within | (allocated & (parents < 0) & stays)))
-        return found
+        is_scratch: Mask = scratch | (unseen & (within | (allocated & (parents < 0) & stays)))
+        return is_scratch
 
     def _operators_around(self, events: NDArray[np.int32]) -> NDArray[np.int64]:
         """Return the innermost operator around each event, or -1. An operator may open ranges::
@@ -321,10 +323,10 @@ class MeasuredFacts(Evidence):
         trace = self.tree.trace
         above = np.append(trace.events["parent"], np.int32(-1)).astype(np.int64)
         is_operator = np.append(trace.events["is_operator"], True)
-        found = above[events]
-        while not is_operator[found].all():
-            found = np.where(is_operator[found], found, above[found])
-        return found
+        operators = above[events]
+        while not is_operator[operators].all():
+            operators = np.where(is_operator[operators], operators, above[operators])
+        return operators
 
     def _is_output(self, parents: NDArray[np.int64]) -> Mask:
         """Return which storages are the first allocation of an operator that writes to no input.
@@ -367,9 +369,9 @@ class MeasuredFacts(Evidence):
         tensors = trace.tensors
         parents = trace.events["parent"][tensors["event"]]
         direct = (parents >= 0) & (node[tensors["event"]] == parents)
-        kept = direct & (tensors["argument"] == 0)
-        kept &= trace.texts_are(trace.events["name"][tensors["event"]], _KEEPS.__contains__)
-        mask[storages.of_tensor[kept]] = True
+        is_kept = direct & (tensors["argument"] == 0)
+        is_kept &= trace.texts_are(trace.events["name"][tensors["event"]], _KEEPS.__contains__)
+        mask[storages.of_tensor[is_kept]] = True
         return mask | self.outlives(self.at_birth(node))
 
     @property

@@ -108,11 +108,13 @@ def _changes(
     rank: NDArray[np.float64 | np.int32] = tree.rank[event]
     size = _asked_for(allocations)
     freed = np.flatnonzero(marks["kind"][owners["mark"]] == MarkKind.STORAGE_FREED)
-    left, left_rank = _left_by_operators(tree)
-    if len(freed) or len(left):
-        gone_place = np.concatenate([owner_place[freed], tensor_place[left]])
+    left_rows, left_rank = _left_by_operators(tree)
+    if len(freed) or len(left_rows):
+        gone_place = np.concatenate([owner_place[freed], tensor_place[left_rows]])
         gone_rank = np.concatenate([tree.mark_ranks[owners["mark"][freed]], left_rank])
-        gone = np.concatenate([owners["size_bytes"][freed], tree.trace.tensors["size_bytes"][left]])
+        gone = np.concatenate(
+            [owners["size_bytes"][freed], tree.trace.tensors["size_bytes"][left_rows]]
+        )
         # Of a storage that was born in the recording the allocator itself reports the free. So
         # where one was born before, the storage from before had left its place unseen.
         stays = gone_rank < _first_births(place, rank, size, gone_place)
@@ -138,35 +140,35 @@ def _left_by_operators(tree: OpTree) -> tuple[NDArray[np.int64], NDArray[np.floa
     """
     trace = tree.trace
     names = [n for n, text in enumerate(trace.strings) if text in _MOVING]
-    tensors, found = trace.tensors, np.empty(0, np.int64)
+    tensors, moved_rows = trace.tensors, np.empty(0, np.int64)
     if names:
         moving = np.isin(trace.events["name"], names)
         is_cpu = np.array([device == "cpu" for device in trace.devices], np.bool_)
         moved = moving[tensors["event"]] & (tensors["role"] == Role.OPERATOR_INPUT)
         # One that is empty has no place to leave.
         moved &= (tensors["argument"] == 0) & is_cpu[tensors["device"]] & (tensors["ptr"] > 0)
-        found = np.flatnonzero(moved)
+        moved_rows = np.flatnonzero(moved)
     allocations = trace.allocations
-    made = allocations["event"][allocations["size_bytes"] > 0] if len(found) else found
+    made = allocations["event"][allocations["size_bytes"] > 0] if len(moved_rows) else moved_rows
     by = np.asarray(trace.events["parent"])[made]
-    operators = tensors["event"][found]
-    found = found[np.isin(operators, by)]
+    operators = tensors["event"][moved_rows]
+    moved_rows = moved_rows[np.isin(operators, by)]
     rank_of = dict(zip(by.tolist(), tree.rank[made].tolist(), strict=True))
-    ranks = [rank_of[operator] + 0.5 for operator in tensors["event"][found].tolist()]
-    return found, np.array(ranks, np.float64)
+    ranks = [rank_of[operator] + 0.5 for operator in tensors["event"][moved_rows].tolist()]
+    return moved_rows, np.array(ranks, np.float64)
 
 
 def _first_births(
     place: NDArray[np.int32],
     rank: NDArray[np.float64 | np.int32],
     size: NDArray[np.int64],
-    wanted: NDArray[np.int32],
+    events: NDArray[np.int32],
 ) -> NDArray[np.float64]:
     """Return the rank of the first allocation at each place that is wanted, `NEVER` for none."""
-    first = np.full(int(wanted.max()) + 1 if len(wanted) else 0, NEVER)
-    births = np.flatnonzero((size > 0) & np.isin(place, wanted))
+    first = np.full(int(events.max()) + 1 if len(events) else 0, NEVER)
+    births = np.flatnonzero((size > 0) & np.isin(place, events))
     np.minimum.at(first, place[births], rank[births])
-    return first[wanted]
+    return first[events]
 
 
 def _by_place(place: NDArray[np.int32], rank: NDArray[np.float64 | np.int32]) -> NDArray[np.int32]:
@@ -273,8 +275,8 @@ def _places(*tables: Table) -> _Places:
 
 def _distinct(pieces: Iterable[Column]) -> Column:
     """Return the distinct values of a column that is given in pieces, ascending."""
-    found = [_each_once(piece) for piece in pieces]
-    return _each_once(np.concatenate(found)) if found else np.empty(0, np.int64)
+    pieces_once = [_each_once(piece) for piece in pieces]
+    return _each_once(np.concatenate(pieces_once)) if pieces_once else np.empty(0, np.int64)
 
 
 def _each_once(values: Column) -> Column:
@@ -310,12 +312,12 @@ class _Lives:
         """
         wanted = place * 2.0**32
         wanted += rank
-        found = np.searchsorted(self._keys, wanted, side="right").astype(np.int32)
-        found -= 1
-        right = found >= 0
-        right[right] = self.place[found[right]] == place[right]
-        found[~right] = -1
-        return found
+        places = np.searchsorted(self._keys, wanted, side="right").astype(np.int32)
+        places -= 1
+        right = places >= 0
+        right[right] = self.place[places[right]] == place[right]
+        places[~right] = -1
+        return places
 
     @cached_property
     def _keys(self) -> NDArray[np.float64]:
@@ -412,8 +414,8 @@ def _sizes(
         seen = seen[lives.event[of_tensor[rows][seen]] < 0]
         np.maximum.at(mentioned, of_tensor[rows][seen], size[seen])
     held = np.zeros(len(lives.place), np.int64)
-    known = (of_owner >= 0) & (trace.owners["kind"] == Ownership.LIVE)
-    np.maximum.at(held, of_owner[known], trace.owners["size_bytes"][known])
+    is_known = (of_owner >= 0) & (trace.owners["kind"] == Ownership.LIVE)
+    np.maximum.at(held, of_owner[is_known], trace.owners["size_bytes"][is_known])
     sizes, before = lives.size, np.flatnonzero(lives.event < 0)
     widest = np.maximum(mentioned[before], sizes[before])
     sizes[before] = np.where(held[before] > 0, held[before], widest)
@@ -458,11 +460,11 @@ def without_old_buckets(tree: OpTree, storages: Storages) -> Storages:
     used_at = tree.rank[tree.trace.tensors["event"][rows]]
     np.maximum.at(last_use, storages.of_tensor[rows], used_at)
     is_bucket = last_use > -np.inf
-    made = is_bucket & (storages.event >= 0)
+    is_made = is_bucket & (storages.event >= 0)
     # Another DDP is made outside of every call of a module.
-    made[made] = tree.innermost_module_calls()[storages.event[made]] >= 0
+    is_made[is_made] = tree.innermost_module_calls()[storages.event[is_made]] >= 0
     old = is_bucket & (storages.born == BEFORE)
-    rebuilt = np.append(np.sort(storages.born[made]), NEVER)
+    rebuilt = np.append(np.sort(storages.born[is_made]), NEVER)
     died = storages.died.copy()
     died[old] = np.minimum(died[old], rebuilt[np.searchsorted(rebuilt, last_use[old])])
     return replace(storages, died=died)

@@ -57,10 +57,10 @@ class TorchLabels:
 
     def unlabelled(self, versions: Iterable[int]) -> NDArray[np.bool_]:
         """Return which of some versions have no label of their own: bool, shape (W,)."""
-        found = np.zeros(len(self.by_version), np.bool_)
-        found[list(versions)] = True
-        found &= self.by_version == NOTHING
-        return found
+        mask = np.zeros(len(self.by_version), np.bool_)
+        mask[list(versions)] = True
+        mask &= self.by_version == NOTHING
+        return mask
 
 
 class TorchClaim(NamedTuple):
@@ -124,17 +124,17 @@ class FlowLists:
         read = self.graph.version_in[rows]
         reached[self.id_of_version[read[seeds[read]]]] = True
         readers, makes = self._readers, self._makes
-        visited, known = [False] * self.count, reached.tolist()
+        visited, is_reached = [False] * self.count, reached.tolist()
         waiting = [node for start in np.flatnonzero(reached).tolist() for node in readers[start]]
         while waiting:
             node = waiting.pop()
             if not visited[node]:
                 visited[node] = True
                 for made_id in makes[node]:
-                    if not known[made_id]:
-                        known[made_id] = True
+                    if not is_reached[made_id]:
+                        is_reached[made_id] = True
                         waiting += readers[made_id]
-        return np.array(known, np.bool_)
+        return np.array(is_reached, np.bool_)
 
     @cached_property
     def _readers(self) -> list[list[int]]:
@@ -157,8 +157,8 @@ def set_gradients_and_temporaries(flow: FlowLists, _: TorchLabels) -> Iterator[T
     """``.grad`` as the Python tracer saw it, what AccumulateGrad keeps, scratch inside nodes."""
     graph = flow.graph
     yield TorchClaim("by_id", _accumulated_ids(graph), Category.GRADIENT)
-    seen = flow.ids_of(Role.MODULE_GRADIENT, Role.OPTIMIZER_GRADIENT)
-    yield TorchClaim("by_id", seen, Category.GRADIENT)
+    gradient_ids = flow.ids_of(Role.MODULE_GRADIENT, Role.OPTIMIZER_GRADIENT)
+    yield TorchClaim("by_id", gradient_ids, Category.GRADIENT)
     yield TorchClaim("by_key", graph.key[graph.is_intermediate], Category.TEMPORARY)
 
 
@@ -192,8 +192,10 @@ def set_parameters_using_python_tracer(flow: FlowLists, _: TorchLabels) -> Itera
 def set_inputs(flow: FlowLists, labels: TorchLabels) -> Iterator[TorchClaim]:
     """An input helps to make a gradient and does not depend on one."""
     graph = flow.graph
-    known = labels.of_versions(graph)
-    produces = set(np.flatnonzero((known == _GRADIENT) | (known == _PARAMETER)).tolist())
+    version_labels = labels.of_versions(graph)
+    produces = set(
+        np.flatnonzero((version_labels == _GRADIENT) | (version_labels == _PARAMETER)).tolist()
+    )
     members: set[int] = set()
     for taken, made in zip(reversed(flow.inputs), reversed(flow.outputs), strict=True):
         if not (produces.isdisjoint(taken) and produces.isdisjoint(made)):
@@ -211,9 +213,9 @@ def set_parameters_using_data_flow(flow: FlowLists, labels: TorchLabels) -> Iter
 
     They meet data in the forward pass, help to make a gradient, and depend on one.
     """
-    known = labels.of_versions(flow.graph)
-    gradient = set(np.flatnonzero(known == _GRADIENT).tolist())
-    forward = set(np.flatnonzero(known == _INPUT).tolist())
+    version_labels = labels.of_versions(flow.graph)
+    gradient = set(np.flatnonzero(version_labels == _GRADIENT).tolist())
+    forward = set(np.flatnonzero(version_labels == _INPUT).tolist())
     candidates: set[int] = set()
     nodes = zip(flow.inputs, flow.outputs, flow.in_backward, strict=True)
     for taken, made, in_backward in nodes:
@@ -226,28 +228,28 @@ def set_parameters_using_data_flow(flow: FlowLists, labels: TorchLabels) -> Iter
     for taken, made in zip(reversed(flow.inputs), reversed(flow.outputs), strict=True):
         if not used.isdisjoint(made):
             used.update(taken)
-    found = np.zeros(len(labels.by_id), np.bool_)
-    found[flow.id_of_version[list(candidates & used)]] = True
-    found &= flow.depends_on_gradient(labels)
-    yield TorchClaim("by_id", found, Category.PARAMETER)
+    mask = np.zeros(len(labels.by_id), np.bool_)
+    mask[flow.id_of_version[list(candidates & used)]] = True
+    mask &= flow.depends_on_gradient(labels)
+    yield TorchClaim("by_id", mask, Category.PARAMETER)
 
 
 def set_activations(flow: FlowLists, labels: TorchLabels) -> Iterator[TorchClaim]:
     """Everything that the forward pass makes from inputs, parameters and temporaries."""
-    known = labels.of_versions(flow.graph).tolist()
-    found: list[int] = []
+    version_labels = labels.of_versions(flow.graph).tolist()
+    versions: list[int] = []
     required = {_INPUT, _ACTIVATION}
     allowed = required | {_PARAMETER, _TEMPORARY}
     for taken, made, in_backward in zip(flow.inputs, flow.outputs, flow.in_backward, strict=True):
         if in_backward:
             continue
-        categories = {known[version] for version in taken}
+        categories = {version_labels[version] for version in taken}
         if categories & required and categories <= allowed:
-            found += made
+            versions += made
             for version in made:
-                if known[version] == NOTHING:
-                    known[version] = _ACTIVATION
-    yield TorchClaim("by_version", labels.unlabelled(found), Category.ACTIVATION)
+                if version_labels[version] == NOTHING:
+                    version_labels[version] = _ACTIVATION
+    yield TorchClaim("by_version", labels.unlabelled(versions), Category.ACTIVATION)
 
 
 def set_optimizer_state(flow: FlowLists, _: TorchLabels) -> Iterator[TorchClaim]:
@@ -258,17 +260,17 @@ def set_optimizer_state(flow: FlowLists, _: TorchLabels) -> Iterator[TorchClaim]
 def set_autograd_detail(flow: FlowLists, labels: TorchLabels) -> Iterator[TorchClaim]:
     """The backward pass makes it, and no other pass explains it."""
     graph = flow.graph
-    known = labels.of_versions(graph).tolist()
-    found: list[int] = []
+    version_labels = labels.of_versions(graph).tolist()
+    versions: list[int] = []
     prior = (NOTHING, _AUTOGRAD_DETAIL)
     rows = np.flatnonzero(graph.is_output & graph.in_backward[graph.node])
     first = (graph.version_out[rows] == graph.version_offset[graph.key[rows]]).tolist()
     for version, is_first in zip(graph.version_out[rows].tolist(), first, strict=True):
-        if is_first or known[version - 1] in prior:
-            found.append(version)
-            if known[version] == NOTHING:
-                known[version] = _AUTOGRAD_DETAIL
-    yield TorchClaim("by_version", labels.unlabelled(found), Category.AUTOGRAD_DETAIL)
+        if is_first or version_labels[version - 1] in prior:
+            versions.append(version)
+            if version_labels[version] == NOTHING:
+                version_labels[version] = _AUTOGRAD_DETAIL
+    yield TorchClaim("by_version", labels.unlabelled(versions), Category.AUTOGRAD_DETAIL)
 
 
 TORCH_PASSES: Final[tuple[TorchPass, ...]] = (

@@ -254,11 +254,13 @@ def _last_times(graph: DataFlowGraph, sign: int) -> NDArray[np.int64]:
 
 def in_snapshot(graph: DataFlowGraph) -> NDArray[np.bool_]:
     """Keys that a node has an edge to, or that were labelled by id: bool, shape (K,)."""
-    seen = np.zeros(len(graph.keys), np.bool_)
-    seen[graph.key] = True
+    is_seen = np.zeros(len(graph.keys), np.bool_)
+    is_seen[graph.key] = True
     tensors = graph.tree.trace.tensors
-    seen[graph.keys.of_tensor[(tensors["role"] != Role.OPERATOR_INPUT) & tensors["keyed"]]] = True
-    return seen
+    is_seen[graph.keys.of_tensor[(tensors["role"] != Role.OPERATOR_INPUT) & tensors["keyed"]]] = (
+        True
+    )
+    return is_seen
 
 
 def coalesced(timeline: Timeline, start_ns: int) -> tuple[list[int], list[list[int]]]:

@@ -20,7 +20,7 @@ from pytest_torchmem.plugin.item import sending
 from pytest_torchmem.plugin.item.judging import Baselines, Judge, MeasuredWindow
 from pytest_torchmem.plugin.item.reachable import reached_by
 from pytest_torchmem.plugin.item.sending import Sender
-from pytest_torchmem.plugin.options.marker import Asked, can_rerun
+from pytest_torchmem.plugin.options.marker import Demands, can_rerun
 from pytest_torchmem.plugin.options.option_table import uses_fixture
 from pytest_torchmem.plugin.options.settings import Run
 from pytest_torchmem.simulate import GPU_VARIABLE
@@ -69,53 +69,53 @@ class Body:
 
     Attributes:
         state: Where the test is.
-        asked: What its markers ask for.
+        demands: What its markers ask for.
         measurement: The recording of the run that counts.
     """
 
-    def __init__(self, item: pytest.Item, run: Run, asked: Asked) -> None:
+    def __init__(self, item: pytest.Item, run: Run, demands: Demands) -> None:
         self.state = State.BEFORE
         self._item = item
         self._run = run
         self._problem: TorchmemError | None = None
         self._checked: list[tuple[BodyRegion, Allowance]] = []
-        self._earlier: list[dict[str, Result]] = []
-        self.asked = asked
+        self._earlier_results: list[dict[str, Result]] = []
+        self.demands = demands
         self.measurement = self._new_measurement()
-        self.ask_for(asked)
+        self.ask_for(demands)
 
     def _new_measurement(self) -> BodyMeasurement:
         # Here torch comes in: a process that measures nothing does without.
         from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 
-        device = self.asked.device or self._run.settings.device
+        device = self.demands.device or self._run.settings.device
         return BodyMeasurement(device or None, self._run.passes, self._run.say)
 
     @property
     def _empties_cache(self) -> bool:
         """True where a number that is judged has the allocator's cache in it."""
-        compares = self.asked.baseline and GPU_VARIABLE in os.environ
-        return "reserved" in self.asked.limits or compares
+        compares = self.demands.baseline and GPU_VARIABLE in os.environ
+        return "reserved" in self.demands.limits or compares
 
     # --- its run
 
-    def ask_for(self, asked: Asked) -> None:
+    def ask_for(self, demands: Demands) -> None:
         """Take in what is asked of the device that is measured, by a fixture's markers, too.
 
         Raises `MarkerError` for another device.
         """
-        if self.asked.device != asked.device:
+        if self.demands.device != demands.device:
             raise MarkerError("memory_budget, device: a fixture sets it, after torchmem was set up")
-        if asked.differs_by_device:
+        if demands.differs_by_device:
             from pytest_torchmem.record.environment import device_names
 
-            asked = asked.on_device(*device_names(self.device))
-        self.asked = asked
+            demands = demands.on_device(*device_names(self.device))
+        self.demands = demands
 
     def warm_up(self) -> None:
         """Run the body as often as the marker says, unmeasured. What the body raises comes out."""
         self.state = State.WARMING_UP
-        for _ in range(self.asked.warmup if can_rerun(self._item) else 0):
+        for _ in range(self.demands.warmup if can_rerun(self._item) else 0):
             with contextlib.suppress(WarmupOver):
                 self._item.runtest()
 
@@ -123,7 +123,7 @@ class Body:
         """Measure all runs but the last, if an update asks for several. The body's exceptions come
         out; the last run alone says that a run cannot be measured."""
         settings = self._run.settings
-        compares = self.asked.baseline or uses_fixture(self._item)
+        compares = self.demands.baseline or uses_fixture(self._item)
         if not settings.accepted or not compares or not can_rerun(self._item):
             return
         for _ in range(settings.repeat_count - 1):
@@ -133,7 +133,7 @@ class Body:
                 except BaseException as error:
                     self.abandon(error)
                     raise
-                self._earlier.append({w.result.name: w.result for w in self._stop()})
+                self._earlier_results.append({w.result.name: w.result for w in self._stop()})
             self.measurement, self._checked, self._problem = self._new_measurement(), [], None
 
     def begin_unmeasured(self) -> None:
@@ -143,7 +143,7 @@ class Body:
     def start(self) -> bool:
         """Begin to record, and return whether that is possible; else the body runs unmeasured."""
         # What the body frees of others' garbage would count as freed.
-        if self.asked.collect or "net_retained" in self.asked.limits:
+        if self.demands.collect or "net_retained" in self.demands.limits:
             gc.collect()
         try:
             with self._run.originals.back():
@@ -191,9 +191,9 @@ class Body:
         measuring, self.state = self.state is State.MEASURING, State.AFTER
         if not measuring:
             return []
-        if self.asked.collect:
+        if self.demands.collect:
             gc.collect()
-        allowance, rootdir = self.asked.allowance, self._run.rootdir
+        allowance, rootdir = self.demands.allowance, self._run.rootdir
         try:
             result = self.measurement.stop(origins=self._run.keeps_origins)
             windows = [MeasuredWindow(result, allowance, self.measurement)]
@@ -212,8 +212,8 @@ class Body:
     def _unmeasured(self, problem: TorchmemError) -> str:
         """Send why nothing was measured. A limit without a reading fails: it never passes."""
         self._sender.not_measured(str(problem))
-        if self.asked.limits:
-            what = ", ".join(words(key) for key in self.asked.limits)
+        if self.demands.limits:
+            what = ", ".join(words(key) for key in self.demands.limits)
             return f"the limit on {what} cannot be judged: {problem}"
         strict = self._run.settings.strict and self._asks
         return f"the body was not measured: {problem}" if strict else ""
@@ -229,7 +229,7 @@ class Body:
             self._item.config.invocation_params.dir,
             partial(reached_by, self._item, self._run.rootdir),
         )
-        judge = Judge(self.asked, baselines, self._earlier)
+        judge = Judge(self.demands, baselines, self._earlier_results)
         judgement = judge.judge(windows)
         if not judgement.is_plain and not self._run.keeps_origins:
             result = portable(self.measurement.numbers(), self._run.rootdir)
@@ -237,14 +237,14 @@ class Body:
         if not judgement.windows and not self._asks:
             return ""
         sources = {window.result.name: window.source for window in windows}
-        return self._sender.judged(judgement, sources, self.measurement)
+        return self._sender.send_judged(judgement, sources, self.measurement)
 
     # --- what its test asks of it
 
     @property
     def _asks(self) -> bool:
         """False where the run alone asks; then nothing is said but of what is large enough."""
-        return self.asked.anything or uses_fixture(self._item)
+        return self.demands.anything or uses_fixture(self._item)
 
     @property
     def is_off(self) -> bool:
@@ -262,8 +262,8 @@ class Body:
 
     def check_region(self, region: Region, allowance: Allowance) -> None:
         """Compare a region with its baseline when the body is over. Raises `MarkerError`."""
-        known = self.measurement.regions if self.state is State.MEASURING else []
-        own = next((one for one in known if one is region), None)
+        regions = self.measurement.regions if self.state is State.MEASURING else []
+        own = next((one for one in regions if one is region), None)
         if own is None:
             raise MarkerError(f"torchmem.check needs a region of this body, got {region!r}")
         if any(region.name == checked.name for checked, _ in self._checked):
@@ -278,7 +278,7 @@ class Body:
         """Yield the regions whose numbers the body has read so far."""
         for region in self.measurement.regions:
             if region.was_read:
-                yield MeasuredWindow(region.result, self.asked.allowance, region)
+                yield MeasuredWindow(region.result, self.demands.allowance, region)
 
 
 def _as_ours(error: Exception) -> TorchmemError:

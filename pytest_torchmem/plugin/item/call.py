@@ -13,10 +13,10 @@ import pytest
 
 from pytest_torchmem.plugin.item.body import Body
 from pytest_torchmem.plugin.item.sending import set_properties
-from pytest_torchmem.plugin.options.marker import Asked, read_markers
+from pytest_torchmem.plugin.options.marker import Demands, read_markers
 from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET, uses_fixture
 from pytest_torchmem.plugin.run.workers import PAYLOAD, attach, plain_nodeid
-from pytest_torchmem.plugin.stash import ASKED, BAD_ARGUMENT, BODY, IN_CALL, RUN, RUNNING
+from pytest_torchmem.plugin.stash import BAD_ARGUMENT, BODY, DEMANDS, IN_CALL, RUN, RUNNING
 from pytest_torchmem.values.errors import DeviceError, MarkerError
 from pytest_torchmem.values.measured import MeasuredTest
 
@@ -37,29 +37,29 @@ def prepare(item: pytest.Item) -> None:
     item.config.stash[RUN].originals.note()
     forget(item)
     set_properties(item, None)
-    asked = _asked(item)
-    if asked.anything or uses_fixture(item):
-        _new_body(item, asked)
+    demands = _demands_of(item)
+    if demands.anything or uses_fixture(item):
+        _new_body(item, demands)
 
 
-def _asked(item: pytest.Item) -> Asked:
+def _demands_of(item: pytest.Item) -> Demands:
     """Return what the markers ask for; they are read once, and again where a fixture adds one.
 
     Raises pytest's failure for one that cannot be read.
     """
     marks = _marks(item)
-    known = item.stash.get(ASKED, None)
+    known = item.stash.get(DEMANDS, None)
     if known is not None and known[0] == marks:
         return known[1]
     settings = item.config.stash[RUN].settings
     try:
-        asked = read_markers(item, settings.allowance)
+        demands = read_markers(item, settings.allowance)
     except MarkerError as error:
         raise _bad_argument(item, error) from None
-    if settings.baseline_all_bytes and not asked.baseline and isinstance(item, pytest.Function):
-        asked = replace(asked, baseline=True, least_bytes=settings.baseline_all_bytes)
-    item.stash[ASKED] = marks, asked
-    return asked
+    if settings.baseline_all_bytes and not demands.baseline and isinstance(item, pytest.Function):
+        demands = replace(demands, baseline=True, least_bytes=settings.baseline_all_bytes)
+    item.stash[DEMANDS] = marks, demands
+    return demands
 
 
 def _marks(item: pytest.Item) -> list[pytest.Mark]:
@@ -68,14 +68,14 @@ def _marks(item: pytest.Item) -> list[pytest.Mark]:
 
 def _has_new_marks(item: pytest.Item) -> bool:
     marks = _marks(item)
-    return marks != (item.stash[ASKED][0] if ASKED in item.stash else [])
+    return marks != (item.stash[DEMANDS][0] if DEMANDS in item.stash else [])
 
 
-def _new_body(item: pytest.Item, asked: Asked) -> Body:
+def _new_body(item: pytest.Item, demands: Demands) -> Body:
     """Return the body of a test, which is measured from now on; skip a test without its device."""
     run = item.config.stash[RUN]
     try:
-        body = item.stash[BODY] = item.config.stash[RUNNING] = Body(item, run, asked)
+        body = item.stash[BODY] = item.config.stash[RUNNING] = Body(item, run, demands)
     except DeviceError as error:
         record = MeasuredTest(plain_nodeid(item), str(item.path), {}, not_measured=str(error))
         item.stash[PAYLOAD] = record.to_json()
@@ -107,15 +107,15 @@ def begin(item: pytest.Item) -> None:
     """Warm up and begin to measure, right before the body."""
     body = item.stash.get(BODY, None)
     if _has_new_marks(item):  # of fixtures
-        asked = _asked(item)
+        demands = _demands_of(item)
         try:
-            body.ask_for(asked) if body else _new_body(item, asked)
+            body.ask_for(demands) if body else _new_body(item, demands)
         except MarkerError as error:
             raise pytest.fail.Exception(f"{plain_nodeid(item)}: {error}", pytrace=False) from None
-    elif body is None and _asked(item).least_bytes and "torch" in sys.modules:
+    elif body is None and _demands_of(item).least_bytes and "torch" in sys.modules:
         # The run asks for all tests. One that asks for nothing is never worse off for that.
         with contextlib.suppress(DeviceError):
-            item.stash[BODY] = Body(item, item.config.stash[RUN], _asked(item))
+            item.stash[BODY] = Body(item, item.config.stash[RUN], _demands_of(item))
             item.config.stash[RUNNING] = item.stash[BODY]
     body = item.stash.get(BODY, None)
     if body and body.is_off:
@@ -144,9 +144,9 @@ def end(item: pytest.Item) -> None:
             body.abandon(error)
         raise pytest.fail.Exception(str(error), pytrace=False)
     # What ended the method of a `TestCase`: pytest keeps it, and raises it to nobody.
-    kept: Sequence[pytest.ExceptionInfo[BaseException]] = getattr(item, "_excinfo", None) or ()
-    if body and kept:
-        body.abandon(kept[0].value)
+    caught: Sequence[pytest.ExceptionInfo[BaseException]] = getattr(item, "_excinfo", None) or ()
+    if body and caught:
+        body.abandon(caught[0].value)
     elif body:
         body.finish()
 
@@ -193,8 +193,8 @@ def body_of(item: pytest.Item) -> Body:
     if body is None:
         in_call = item.stash.get(IN_CALL, False)
         # A marker that the body added itself is too late.
-        asked = item.stash[ASKED][1] if in_call and ASKED in item.stash else _asked(item)
-        body = _new_body(item, asked)
+        demands = item.stash[DEMANDS][1] if in_call and DEMANDS in item.stash else _demands_of(item)
+        body = _new_body(item, demands)
         if in_call and body.is_off:
             body.begin_unmeasured()
         elif in_call:

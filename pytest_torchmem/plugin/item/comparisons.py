@@ -43,11 +43,11 @@ def explain_comparison(
     if not windows or max(left, right) < KiB:
         return None
     one, other = format_apart(left, right)
-    apart = f", {format_size(abs(left - right))} apart" if left != right else ""
-    lines = [f"{left} {op} {right}", f"{one} {op} {other}{apart}"]
+    difference = f", {format_size(abs(left - right))} apart" if left != right else ""
+    lines = [f"{left} {op} {right}", f"{one} {op} {other}{difference}"]
     for window in windows[:_TOLD]:
         cause = _cause(window, max(left, right), min(left, right))
-        lines += [_told(window.result), *([f"    {cause}"] if cause else [])]
+        lines += [_numbers_text(window.result), *([f"    {cause}"] if cause else [])]
     return lines
 
 
@@ -78,14 +78,14 @@ def _parts(result: Result) -> Iterator[tuple[int, str, Result]]:
         yield result.growth, "growth", result
 
 
-def _told(result: Result) -> str:
+def _numbers_text(result: Result) -> str:
     peak = f"peak {format_size(result.peak.total)}{_in_brackets(result.peak.by_category)}"
     retained = f"retained {format_size(result.retained.total)}"
     growth = "" if result.growth is None else f", growth {format_size(result.growth)} per step"
-    left = _in_brackets(result.retained.by_category)
-    return f"{result.name!r}: {peak}, {retained}{left}{growth}"
+    retained_categories = _in_brackets(result.retained.by_category)
+    return f"{result.name!r}: {peak}, {retained}{retained_categories}{growth}"
 
 
 def _in_brackets(amounts: CategoryBytes) -> str:
-    told = largest(amounts, _TOLD)
-    return f" ({told})" if told else ""
+    categories = largest(amounts, _TOLD)
+    return f" ({categories})" if categories else ""

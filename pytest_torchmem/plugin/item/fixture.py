@@ -89,7 +89,7 @@ class Torchmem:
         state = self._state()
         if isinstance(region, _NoRegion) or state is State.WARMING_UP or self._body.is_off:
             return
-        allowance = read_allowance("torchmem.check", tolerance, floor, self._body.asked.allowance)
+        allowance = read_allowance("torchmem.check", tolerance, floor, self._body.demands.allowance)
         self._body.check_region(region, allowance)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
@@ -109,7 +109,7 @@ class Torchmem:
     def _marked_steps(self, n: int, warmup: int) -> Iterator[int]:
         measurement = self._body.measurement
         yield from measurement.steps(n, warmup)
-        if "growth" in self._body.asked.limits:
+        if "growth" in self._body.demands.limits:
             measurement.note_holders()
 
     def _state(self) -> State:

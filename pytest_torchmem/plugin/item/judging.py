@@ -24,7 +24,7 @@ from pytest_torchmem.analysis.judge.verdict import (
     rank,
     with_changes,
 )
-from pytest_torchmem.plugin.options.marker import Asked
+from pytest_torchmem.plugin.options.marker import Demands
 from pytest_torchmem.plugin.options.option_table import relative_path
 from pytest_torchmem.plugin.options.settings import Settings
 from pytest_torchmem.store.baseline_file import EntryError
@@ -106,7 +106,7 @@ class Baselines:
         nodeid: The test, as baselines know it.
         environment: Returns what the files are keyed by.
         start: Where pytest was started; paths are shown from there.
-        reached: Returns those of some places that the test can reach, in the order in which it
+        in_reach: Returns those of some places that the test can reach, in the order in which it
             does.
     """
 
@@ -116,7 +116,7 @@ class Baselines:
     nodeid: str
     environment: Callable[[], Mapping[str, str]]
     start: Path
-    reached: Callable[[Sequence[CodeLines]], Sequence[CodeLines]] = lambda places: places
+    in_reach: Callable[[Sequence[CodeLines]], Sequence[CodeLines]] = lambda places: places
 
     @property
     def path(self) -> Path:
@@ -132,7 +132,7 @@ class Baselines:
         entry = self.store.stored_entry(self.path, environment, key)
         return CodeChanges(
             partial(since.changed_at, entry),
-            lambda: self.reached(since.places(entry)),
+            lambda: self.in_reach(since.places(entry)),
             partial(since.now_at, entry),
             partial(since.is_same, entry),
         )
@@ -145,8 +145,8 @@ class Baselines:
         except BaselineError as error:
             if isinstance(error, EntryError) and Change.NEW in self.settings.accepted:
                 return None  # what is right, the new measurement says
-            shown = relative_path(self.path, self.start)
-            raise BaselineError(error.sentence.replace(str(self.path), shown)) from None
+            shown_path = relative_path(self.path, self.start)
+            raise BaselineError(error.sentence.replace(str(self.path), shown_path)) from None
 
     def missing(self, result: Result, allowance: Allowance) -> tuple[str, tuple[Finding, ...]]:
         """Return the nearest environment that has an entry for a window, ``""`` without one; and a
@@ -159,11 +159,11 @@ class Baselines:
         stores_new = Change.NEW in self.settings.accepted
         if not self.settings.require_baseline or stores_new:
             return near, ()
-        shown = relative_path(self.path, self.start)
+        shown_path = relative_path(self.path, self.start)
         other = (
             f"; nearest is {near}, --torchmem-baseline-from={near} compares with it" if near else ""
         )
-        text = f"there is no baseline for {key} in {shown}{other}"
+        text = f"there is no baseline for {key} in {shown_path}{other}"
         missing = Finding(FindingKind.NO_BASELINE, "total", text)
         return near, (self._with_renamed(missing, key, result, allowance),)
 
@@ -191,14 +191,14 @@ class Judge:
     """Holds what a body measured against what its test asked for.
 
     Attributes:
-        asked: What the test's markers ask for.
+        demands: What the test's markers ask for.
         baselines: What it is compared with.
-        earlier: The results of earlier runs of the body by name, where an update repeats it.
+        earlier_results: Those of earlier runs of the body by name, where an update repeats it.
     """
 
-    asked: Asked
+    demands: Demands
     baselines: Baselines
-    earlier: Sequence[Mapping[str, Result]] = ()
+    earlier_results: Sequence[Mapping[str, Result]] = ()
 
     @property
     def settings(self) -> Settings:
@@ -212,18 +212,18 @@ class Judge:
             key = entry_key(self.baselines.nodeid, window.result.name)
             judged = Window(window.result, key=key)
             try:
-                limits = dict(self.asked.sizes()) if not window.result.name else {}
+                limits = dict(self.demands.sizes()) if not window.result.name else {}
                 # Too small for a baseline that only the run asks for.
-                if not limits and not self.asked.anything and self._is_small(window.result):
+                if not limits and not self.demands.anything and self._is_small(window.result):
                     continue
                 judged = replace(judged, limits=limits)
                 judged = self._judge_limits(judged, window)
                 # A region that was checked is always compared.
-                compares = window.result.name or self.asked.baseline
+                compares = window.result.name or self.demands.baseline
                 if compares and not self._is_small(window.result):
-                    judged = self._compared(judged, window)
-                known = self.settings.known_holders
-                judged = explain_retained(judged, window.source.find_holders, known)
+                    judged = self._compare(judged, window)
+                known_holders = self.settings.known_holders
+                judged = explain_retained(judged, window.source.find_holders, known_holders)
             except TorchmemError as error:
                 problem = problem or str(error)
             judged_windows.append(judged)
@@ -231,23 +231,25 @@ class Judge:
 
     def _judge_limits(self, judged: Window, window: MeasuredWindow) -> Window:
         """Add the findings on limits, and what known holders have of what these count."""
-        limits, known = judged.limits, self.settings.known_holders
+        limits, known_holders = judged.limits, self.settings.known_holders
         result = simulated(judged.result, limits, window.source)
         findings, excused = judge_limits(result, limits), dict[str, int]()
         findings = told_by_allocator(findings, result, window.source)
         others = [f for f in findings if f.key not in RETAINED]
-        if known and len(others) < len(findings):
-            unknown, excused = judge_unknown(result, limits, window.source.find_holders(), known)
+        if known_holders and len(others) < len(findings):
+            unknown, excused = judge_unknown(
+                result, limits, window.source.find_holders(), known_holders
+            )
             findings = rank([*others, *unknown])
         if self.settings.strict:
             findings = (*judge_blind_spots(result), *findings)
         return replace(judged, result=result, findings=findings, excused=excused)
 
-    def _compared(self, judged: Window, window: MeasuredWindow) -> Window:
+    def _compare(self, judged: Window, window: MeasuredWindow) -> Window:
         """Add what the baseline says."""
         result, settings, allowance = judged.result, self.settings, window.allowance
-        earlier = [run[result.name] for run in self.earlier if result.name in run]
-        spread = judge_spread([*earlier, result], allowance) if earlier else ()
+        earlier_results = [run[result.name] for run in self.earlier_results if result.name in run]
+        spread = judge_spread([*earlier_results, result], allowance) if earlier_results else ()
         findings = (*judged.findings, *spread)
         reference = self.baselines.reference(result.name)
         if reference is None or (reference.environment and Change.NEW in settings.accepted):
@@ -262,8 +264,8 @@ class Judge:
             grown = with_changes(grown, code)
             accepted = grown[0].sentence if grown else compared.notice
         else:
-            shrunk = judge_shrinking(compared) if settings.fail_shrunk else ()
-            findings = rank([*findings, *grown, *shrunk])
+            shrinking = judge_shrinking(compared) if settings.fail_shrunk else ()
+            findings = rank([*findings, *grown, *shrinking])
         return replace(
             compared,
             findings=with_changes(findings, code),
@@ -276,6 +278,6 @@ class Judge:
 
     def _is_small(self, result: Result) -> bool:
         """Return whether a body that did not ask for a baseline needs too little for one."""
-        if result.name or result.peak.total >= self.asked.least_bytes:
+        if result.name or result.peak.total >= self.demands.least_bytes:
             return False
         return self.baselines.reference(result.name) is None

@@ -108,17 +108,17 @@ class ModuleCode:
 
     @cached_property
     def _imported(self) -> tuple[tuple[str, Origin], ...]:
-        found: list[tuple[str, Origin]] = []
+        origins: list[tuple[str, Origin]] = []
         for node in _at_import(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     bound = alias.asname or alias.name.partition(".")[0]
-                    found.append((bound, Origin(alias.name if alias.asname else bound, "")))
-                    found.append((alias.name, Origin(alias.name, "")))
+                    origins.append((bound, Origin(alias.name if alias.asname else bound, "")))
+                    origins.append((alias.name, Origin(alias.name, "")))
             elif isinstance(node, ast.ImportFrom):
                 module = self._absolute(node)
-                found += ((a.asname or a.name, Origin(module, a.name)) for a in node.names)
-        return tuple(found)
+                origins += ((a.asname or a.name, Origin(module, a.name)) for a in node.names)
+        return tuple(origins)
 
     def _absolute(self, node: ast.ImportFrom) -> str:
         name = f"{'.' * node.level}{node.module or ''}"
@@ -152,13 +152,13 @@ def _bound(node: ast.stmt) -> frozenset[str]:
     """Return the names that a statement makes or changes: ``a``, ``a.b = c``, ``a["b"] = c``."""
     if isinstance(node, _DEFINITIONS):
         return frozenset({node.name})
-    found: set[str] = set()
+    names: set[str] = set()
     for part in _at_import(node):
         if isinstance(part, _DEFINITIONS):
-            found.add(part.name)
+            names.add(part.name)
         elif isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)):
-            found.add("" if isinstance(part.ctx, ast.Load) else _base(part))
-    return frozenset(found - {""})
+            names.add("" if isinstance(part.ctx, ast.Load) else _base(part))
+    return frozenset(names - {""})
 
 
 def _base(target: ast.expr) -> str:
@@ -171,9 +171,9 @@ def _at_import(node: ast.AST) -> Iterator[ast.AST]:
     """Yield a node and those below it that run as the module is imported."""
     yield node
     if isinstance(node, _FUNCTIONS):
-        below: list[ast.AST] = [*node.decorator_list, *node.args.defaults]
-        below += filter(None, node.args.kw_defaults)
+        children: list[ast.AST] = [*node.decorator_list, *node.args.defaults]
+        children += filter(None, node.args.kw_defaults)
     else:
-        below = list(ast.iter_child_nodes(node))
-    for child in below:
+        children = list(ast.iter_child_nodes(node))
+    for child in children:
         yield from _at_import(child)

@@ -49,8 +49,8 @@ def reached_by(
     info = getattr(item, "_fixtureinfo", None)
     fixtures = chain.from_iterable(getattr(info, "name2fixturedefs", {}).values())
     reach.follow([function, getattr(item, "cls", None), *(fixture.func for fixture in fixtures)])
-    found = [(when, place) for place in places if (when := reach.when(place)) is not None]
-    return tuple(place for _, place in sorted(found, key=lambda pair: pair[0]))
+    reached_places = [(when, place) for place in places if (when := reach.when(place)) is not None]
+    return tuple(place for _, place in sorted(reached_places, key=lambda pair: pair[0]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,8 +66,8 @@ class _Reach:
 
     def __init__(self, rootdir: Path) -> None:
         self._folder = str(rootdir.resolve()) + "/"
-        self._seen: set[int] = set()
-        self._kept: list[object] = []
+        self._seen_ids: set[int] = set()
+        self._seen_things: list[object] = []
         self._codes: dict[str, list[tuple[int, int, int]]] = {}
         self._modules: dict[str, int] = {}
         self._statements: dict[tuple[str, int], int] = {}
@@ -77,12 +77,12 @@ class _Reach:
     def follow(self, start: Sequence[object]) -> None:
         """Reach all that some things lead to, the nearest first."""
         queue = deque(start)
-        while queue and len(self._seen) < _MOST:
+        while queue and len(self._seen_ids) < _MOST:
             thing = queue.popleft()
-            if thing is None or id(thing) in self._seen:
+            if thing is None or id(thing) in self._seen_ids:
                 continue
-            self._seen.add(id(thing))
-            self._kept.append(thing)  # its id stays its own
+            self._seen_ids.add(id(thing))
+            self._seen_things.append(thing)  # its id stays its own
             queue.extend(self._next(thing))
 
     def when(self, place: CodeLines) -> int | None:
@@ -114,11 +114,11 @@ class _Reach:
 
     def _lines_by_when(self) -> list[tuple[str, int, int, int]]:
         """Return the lines of functions and statements that were reached, the nearest first."""
-        found = [(file, *lines) for file, some in self._codes.items() for lines in some]
+        codes = [(file, *lines) for file, some in self._codes.items() for lines in some]
         for (file, first), when in self._statements.items():
             statement = self._code[file].at(first)
-            found.append((file, first, statement.last if statement else first, when))
-        return sorted(found, key=lambda lines: lines[3])
+            codes.append((file, first, statement.last if statement else first, when))
+        return sorted(codes, key=lambda lines: lines[3])
 
     def _next(self, thing: object) -> Iterator[object]:
         if isinstance(thing, (staticmethod, classmethod, functools.partial)):
@@ -132,7 +132,7 @@ class _Reach:
         elif inspect.ismethod(thing):
             yield from (thing.__func__, type(thing.__self__))
         elif isinstance(thing, _Uses):
-            yield from self._named(thing)
+            yield from self._used_things(thing)
         elif isinstance(thing, FunctionType):
             yield from self._of_function(thing)
         elif isinstance(thing, type):
@@ -163,7 +163,7 @@ class _Reach:
             yield from self._makers(file, name, scope)
         yield _Uses(frozenset(_names(function.__code__)), scope)
 
-    def _named(self, uses: _Uses) -> Iterator[object]:
+    def _used_things(self, uses: _Uses) -> Iterator[object]:
         """Yield what names stand for, and what of modules is used by them."""
         for name in sorted(uses.names):
             # What is not there may be imported in the function.
@@ -174,26 +174,26 @@ class _Reach:
                 yield from self._of_module(thing, uses.names)
 
     def _of_module(self, module: ModuleType, names: frozenset[str]) -> Iterator[object]:
-        inside = vars(module)
+        members = vars(module)
         file = self._own(_file_of(module))
         if not file:
             return
-        self._note_module(file, inside)
+        self._note_module(file, members)
         asked = self._names.setdefault(id(module), set())
         new = names - asked
         asked |= names
-        for name in sorted(new & inside.keys()):
-            thing = inside[name]
+        for name in sorted(new & members.keys()):
+            thing = members[name]
             if isinstance(thing, ModuleType):
                 yield from self._of_module(thing, names)
             else:
-                yield from self._of_name(name, inside)
+                yield from self._of_name(name, members)
 
     def _of_name(self, name: str, scope: dict[str, object]) -> Iterator[object]:
         """Yield what a name of a module stands for, and what the statements use that make it."""
-        asked: set[tuple[str, str]] = set()
-        while (file := self._own(str(scope.get("__file__") or ""))) and (file, name) not in asked:
-            asked.add((file, name))
+        visited: set[tuple[str, str]] = set()
+        while (file := self._own(str(scope.get("__file__") or ""))) and (file, name) not in visited:
+            visited.add((file, name))
             self._note_module(file, scope)
             yield from self._makers(file, name, scope)
             for origin in self._code[file].origins(name):
@@ -206,7 +206,7 @@ class _Reach:
     def _makers(self, file: str, name: str, scope: dict[str, object]) -> Iterator[object]:
         for statement in self._code[file].makers(name):
             if (file, statement.first) not in self._statements:
-                self._statements[file, statement.first] = len(self._seen)
+                self._statements[file, statement.first] = len(self._seen_ids)
                 yield _Uses(statement.uses, scope)
 
     def _of_class(self, cls: type) -> Iterator[object]:
@@ -226,7 +226,7 @@ class _Reach:
             file, scope = waiting.pop()
             if file in self._modules:
                 continue
-            self._modules[file] = len(self._seen)
+            self._modules[file] = len(self._seen_ids)
             package = str(scope.get("__package__") or "")
             code = self._code[file] = ModuleCode.read(Path(self._folder, file), package)
             names = (str(scope.get("__name__") or ""), *code.imported_modules)
@@ -235,7 +235,7 @@ class _Reach:
             waiting += ((own, vars(m)) for m in modules if (own := self._own(_file_of(m))))
 
     def _note(self, file: str, code: CodeType) -> None:
-        when = len(self._seen)
+        when = len(self._seen_ids)
         lines = [line for _, _, line in code.co_lines() if line]
         for inner in code.co_consts:
             if isinstance(inner, CodeType):

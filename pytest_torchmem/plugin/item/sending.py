@@ -72,7 +72,7 @@ def out_of_memory_sentences(result: Result, live: Sequence[Contributor]) -> tupl
     ``live`` is what was live then; where that is not known, the peak until then stands for it.
     """
     when = "" if live else " at the most"
-    named = live or result.peak.live
+    contributors = live or result.peak.live
     held_bytes = sum(c.size_bytes for c in live) if live else result.peak.total
     if not held_bytes:
         return (
@@ -80,9 +80,9 @@ def out_of_memory_sentences(result: Result, live: Sequence[Contributor]) -> tupl
             "too large by itself, or others hold the memory, or it was another device's",
         )
     first = f"ran out of memory on {result.device} with {format_size(held_bytes)} live{when}"
-    if not named:
+    if not contributors:
         return (first,)
-    causes = [f"{format_size(c.size_bytes)} {origin(c)}" for c in named[:_NAMED]]
+    causes = [f"{format_size(c.size_bytes)} {origin(c)}" for c in contributors[:_NAMED]]
     return (f"{first}: largest {causes[0]}", *(f"also live: {cause}" for cause in causes[1:]))
 
 
@@ -130,7 +130,7 @@ class Sender:
     def not_measured(self, reason: str) -> None:
         self._send("", not_measured=reason)
 
-    def judged(
+    def send_judged(
         self,
         judgement: Judgement,
         sources: Mapping[str, BodyMeasurement | BodyRegion],
@@ -146,11 +146,11 @@ class Sender:
         windows: list[Window] = []
         drawings: dict[str, Sequence[str]] = {}
         for window in judgement.windows:
-            name, wanted = window.result.name, window.failed or bool(judgement.problem)
-            picture = picture_of(sources[name], wanted, self.run.settings, self.run.rootdir)
+            name, is_drawn = window.result.name, window.failed or bool(judgement.problem)
+            picture = picture_of(sources[name], is_drawn, self.run.settings, self.run.rootdir)
             if window.failed:
                 drawings[name] = drawn(picture, self.item.config)
-            windows.append(replace(window, picture=self._kept(picture)))
+            windows.append(replace(window, picture=self._picture_to_report(picture)))
         regions = [one for one in measurement.regions if one not in sources.values()]
         others = tuple(self._regions(regions, is_failure)) if windows else ()
         self._send(measurement.device, tuple(windows), others, problem=judgement.problem)
@@ -178,17 +178,17 @@ class Sender:
             # Nothing where no event of the recording says that memory ran out.
             struck = measurement.profile_so_far().out_of_memory
             live = portable_live(struck[-1] if struck else (), rootdir)
-            told = out_of_memory_sentences(result, live)
-            findings = tuple(Finding(FindingKind.OUT_OF_MEMORY, TOTAL, text) for text in told)
+            sentences = out_of_memory_sentences(result, live)
+            findings = tuple(Finding(FindingKind.OUT_OF_MEMORY, TOTAL, text) for text in sentences)
             timeline = drawn(picture, self.item.config)
-            section = out_of_memory_section(told, live, timeline, room(self.item.config))
+            section = out_of_memory_section(sentences, live, timeline, room(self.item.config))
             self.item.add_report_section("call", "torchmem", section)
-        body = Window(result, findings, picture=self._kept(picture))
+        body = Window(result, findings, picture=self._picture_to_report(picture))
         windows = (body, *self._regions(measurement.regions, failed=True))
         self._send(measurement.device, unjudged=windows, raised=raised(error))
         self._pack_trace(measurement)
 
-    def _kept(self, picture: Picture | None) -> Picture | None:
+    def _picture_to_report(self, picture: Picture | None) -> Picture | None:
         return None if self.run.settings.timelines is Timelines.NONE else picture
 
     def _regions(self, regions: Iterable[BodyRegion], failed: bool) -> Iterator[Window]:
@@ -279,8 +279,8 @@ def set_properties(item: pytest.Item, measured: MeasuredTest | None) -> None:
 
     pytest keeps one list for all attempts of a test, so a rerun must not add to it.
     """
-    kept = [pair for pair in item.user_properties if not str(pair[0]).startswith(_PREFIX)]
-    item.user_properties[:] = [*kept, *(_properties(measured) if measured else ())]
+    others = [pair for pair in item.user_properties if not str(pair[0]).startswith(_PREFIX)]
+    item.user_properties[:] = [*others, *(_properties(measured) if measured else ())]
 
 
 def _properties(measured: MeasuredTest) -> list[tuple[str, object]]:
@@ -288,7 +288,7 @@ def _properties(measured: MeasuredTest) -> list[tuple[str, object]]:
     for window in measured.windows:
         result = window.result
         peaks = result.peak.by_category.items()
-        found = {
+        window_properties = {
             "device": result.device,
             "peak_bytes": result.peak.total,
             **{f"peak_{category.value}_bytes": size or None for category, size in peaks},
@@ -298,7 +298,7 @@ def _properties(measured: MeasuredTest) -> list[tuple[str, object]]:
             "status": window.status or None,
         }
         start = f"{result.name}_" if result.name else ""
-        properties |= {f"{start}{name}": value for name, value in found.items()}
+        properties |= {f"{start}{name}": value for name, value in window_properties.items()}
     properties["raised"] = measured.raised or None
     properties["not_measured"] = measured.not_measured or None
     return [(_PREFIX + name, value) for name, value in properties.items() if value is not None]

@@ -25,7 +25,7 @@ _BASELINE_KEYS: Final = ("tolerance", "floor")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Demands:
     """The requests of the markers of one test.
 
     Attributes:
@@ -58,7 +58,7 @@ class Asked:
         """True while the limits of the device that is measured have to be chosen: `on_device`."""
         return any(isinstance(size, Mapping) for size in self.limits.values())
 
-    def on_device(self, *names: str) -> Asked:
+    def on_device(self, *names: str) -> Demands:
         """Return what is asked on a device. Raises `MarkerError` where it has no limit."""
         return replace(self, limits=findings.limits_on(BUDGET, self.limits, names))
 
@@ -67,7 +67,7 @@ class Asked:
         return findings.sizes_now(BUDGET, findings.limits_on(BUDGET, self.limits, ()))
 
 
-def read_markers(item: pytest.Item, defaults: Allowance) -> Asked:
+def read_markers(item: pytest.Item, defaults: Allowance) -> Demands:
     """Return what the markers of ``item`` ask for; the closest marker wins for each key.
 
     Raises `MarkerError` with a sentence about the first argument that cannot be used.
@@ -85,7 +85,7 @@ def read_markers(item: pytest.Item, defaults: Allowance) -> Asked:
     others = {key: budget.pop(key, None) for key in ("device", "warmup", "collect")}
     collect = False if others["collect"] is None else others["collect"]
     tolerance, floor = comparison.get("tolerance"), comparison.get("floor")
-    asked = Asked(
+    demands = Demands(
         limits=findings.read_limits(BUDGET, budget),
         baseline=bool(marks),
         allowance=findings.read_allowance(BASELINE, tolerance, floor, defaults),
@@ -95,11 +95,11 @@ def read_markers(item: pytest.Item, defaults: Allowance) -> Asked:
     )
     if not isinstance(collect, bool):
         raise MarkerError(f"{BUDGET}, collect: {shown(collect)} is not True or False")
-    is_empty = (budget or any(others.values())) and not asked.anything
+    is_empty = (budget or any(others.values())) and not demands.anything
     if is_empty and None not in budget.values() and not uses_fixture(item):
         text = "sets a device, a warm-up or collect, and no marker sets a limit"
         raise MarkerError(f"{BUDGET} {text}")
-    return asked
+    return demands
 
 
 def closest_first(item: pytest.Item, name: str) -> Iterator[pytest.Mark]:

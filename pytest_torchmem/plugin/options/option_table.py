@@ -216,17 +216,19 @@ def add_options(parser: pytest.Parser, config: pytest.Config) -> None:
 def _refuse_misspelt(config: pytest.Config) -> None:
     """Say how to write what argparse would refuse without a hint."""
     settings = {option.flag: option for option in OPTIONS if not option.is_typed}
-    for where, text in given(config):
+    for where, text in given_options(config):
         flag, equals, words = text.partition("=")
         if flag == "--torchmem-update-baseline" and equals:
-            told = f"{flag} takes no words; write {flag} --torchmem-accept={words}"
+            problem = f"{flag} takes no words; write {flag} --torchmem-accept={words}"
         elif setting := settings.get(flag):
             value = "true" if setting.is_flag else words or setting.metavar
-            once = shlex.join(["-o", f"{setting.ini}={value}"])
-            told = f"{setting.ini} is a setting: it stands in the ini file, or {once} is typed"
+            typed_option = shlex.join(["-o", f"{setting.ini}={value}"])
+            problem = (
+                f"{setting.ini} is a setting: it stands in the ini file, or {typed_option} is typed"
+            )
         else:
             continue
-        raise pytest.UsageError(f"{f'{flag} {where}'.rstrip()}: {told} [bad-argument]")
+        raise pytest.UsageError(f"{f'{flag} {where}'.rstrip()}: {problem} [bad-argument]")
 
 
 def refuse_misplaced(config: pytest.Config) -> None:
@@ -235,11 +237,11 @@ def refuse_misplaced(config: pytest.Config) -> None:
     An update there would make every regression green, in CI as well.
     """
     # pytest only warns of a name that it does not know, and keeps what it read for itself.
-    stored = vars(config).get("_inicfg") or vars(config).get("inicfg") or ()
+    ini_values = vars(config).get("_inicfg") or vars(config).get("inicfg") or ()
     overrides = [text.partition("=")[0].strip() for text in _overrides(config)]
-    known = {option.ini: option for option in OPTIONS}
-    for name in (*overrides, *stored):
-        option = known.get(name)
+    options_by_ini = {option.ini: option for option in OPTIONS}
+    for name in (*overrides, *ini_values):
+        option = options_by_ini.get(name)
         if not name.startswith("torchmem") or (option and option.is_setting):
             continue
         where = f"-o {name}" if name in overrides else f"{name} in {_ini_file(config)}"
@@ -247,17 +249,17 @@ def refuse_misplaced(config: pytest.Config) -> None:
             from pytest_torchmem.values.results import meant  # few runs need it
 
             near = meant(name, [option.ini for option in OPTIONS if option.is_setting])
-            told = f"there is no such setting{near}"
+            problem = f"there is no such setting{near}"
         else:
-            told = f"this is for one run: type {option.flag} where you start it"
-        raise pytest.UsageError(f"{where}: {told} [bad-argument]")
-    for where, text in given(config):
+            problem = f"this is for one run: type {option.flag} where you start it"
+        raise pytest.UsageError(f"{where}: {problem} [bad-argument]")
+    for where, text in given_options(config):
         if text == "--torchmem-update-baseline" and where.startswith("in addopts"):
-            told = "an update is typed for one run: it would accept each change of every run"
-            raise pytest.UsageError(f"{text} {where}: {told} [bad-argument]")
+            problem = "an update is typed for one run: it would accept each change of every run"
+            raise pytest.UsageError(f"{text} {where}: {problem} [bad-argument]")
 
 
-def given(config: pytest.Config) -> Iterator[tuple[str, str]]:
+def given_options(config: pytest.Config) -> Iterator[tuple[str, str]]:
     """Yield where each argument of the run was given, and the argument; the first one wins.
 
     ``""`` is the command line. Arguments in the ini file are left out while pytest has not read it.
@@ -266,17 +268,19 @@ def given(config: pytest.Config) -> Iterator[tuple[str, str]]:
     variable = "PYTEST_ADDOPTS"
     yield from ((f"in {variable}", a) for a in reversed(shlex.split(os.environ.get(variable, ""))))
     try:
-        stored = config.getini("addopts")
+        addopts = config.getini("addopts")
     except ValueError:
         return
-    yield from ((f"in addopts of {_ini_file(config)}", a) for a in reversed(stored))
+    yield from ((f"in addopts of {_ini_file(config)}", a) for a in reversed(addopts))
 
 
 def place_of(config: pytest.Config, option: Option) -> str:
     """Return an option as it was given, and where: one that was not typed may be hard to find."""
     if option.is_typed and config.getoption(option.flag) is not None:
-        found = (where for where, text in given(config) if text.partition("=")[0] == option.flag)
-        return f"{option.flag} {next(found, '')}".rstrip()
+        sources = (
+            where for where, text in given_options(config) if text.partition("=")[0] == option.flag
+        )
+        return f"{option.flag} {next(sources, '')}".rstrip()
     if is_overridden(config, option.name):
         return f"-o {option.ini}"
     return f"{option.ini} in {_ini_file(config)}"
@@ -316,14 +320,14 @@ def typed_nodeid(config: pytest.Config, nodeid: str) -> str:
 def ini_value(config: pytest.Config, option: Option) -> str | bool | list[str] | None:
     """Return what the ini file says; None if nothing. Raises `pytest.UsageError`."""
     try:
-        stored: str | bool | list[str] | None = config.getini(option.ini)
+        value: str | bool | list[str] | None = config.getini(option.ini)
     except (ValueError, pytest.UsageError):
         if not option.is_flag:
             raise
         # What pytest says of a flag may tell neither which one it is nor where.
-        told = "a flag is true or false"
-        raise pytest.UsageError(f"{place_of(config, option)}: {told} [bad-argument]") from None
-    return stored
+        expected = "a flag is true or false"
+        raise pytest.UsageError(f"{place_of(config, option)}: {expected} [bad-argument]") from None
+    return value
 
 
 def asks(item: pytest.Item) -> bool:

@@ -142,8 +142,8 @@ class Run:
     @cached_property
     def passes(self) -> tuple[OwnPass, ...]:
         """The category passes of users: each plugin that has any returns several."""
-        found = self._config.hook.pytest_torchmem_category_passes(config=self._config)
-        return tuple(itertools.chain.from_iterable(found))
+        user_passes = self._config.hook.pytest_torchmem_category_passes(config=self._config)
+        return tuple(itertools.chain.from_iterable(user_passes))
 
     @cached_property
     def keeps_origins(self) -> bool:
@@ -298,14 +298,14 @@ class _Values:
 
     def raw(self, name: str) -> str | bool:
         option = self._options[name]
-        given: str | bool | list[str] | None = None
+        value: str | bool | list[str] | None = None
         if option.is_typed:
-            given = self.config.getoption(option.flag)
-        if given is None and option.is_setting:
-            given = ini_value(self.config, option)
-        if given is None:
+            value = self.config.getoption(option.flag)
+        if value is None and option.is_setting:
+            value = ini_value(self.config, option)
+        if value is None:
             return option.default
-        return "\n".join(given) if isinstance(given, list) else given
+        return "\n".join(value) if isinstance(value, list) else value
 
     def text(self, name: str) -> str:
         return str(self.raw(name))
@@ -333,15 +333,15 @@ def _choice(kinds: type[_Choice]) -> Callable[[str], _Choice]:
     return lambda word: _one_of({kind.value: kind for kind in kinds}, word)
 
 
-def _one_of(known: Mapping[str, _Parsed], word: str) -> _Parsed:
-    if word not in known:
-        raise MarkerError(f"{shown(word)} is not one of {', '.join(known)}")
-    return known[word]
+def _one_of(values: Mapping[str, _Parsed], word: str) -> _Parsed:
+    if word not in values:
+        raise MarkerError(f"{shown(word)} is not one of {', '.join(values)}")
+    return values[word]
 
 
 def _accepted(text: str) -> frozenset[Change]:
-    known = {change.value: change for change in ACCEPTABLE}
-    return frozenset(_one_of(known, word.strip()) for word in text.lower().split(","))
+    changes = {change.value: change for change in ACCEPTABLE}
+    return frozenset(_one_of(changes, word.strip()) for word in text.lower().split(","))
 
 
 def _repeat_count(text: str) -> int:

@@ -61,16 +61,16 @@ def asked_about(plans: Sequence[FilePlan], config: pytest.Config) -> list[FilePl
         if declined := sum(map(len, questions)) - len(agreed):
             print(f"not stored: {counted(declined, 'entry')}")
     return [
-        _without(plan, {change.key for change, _ in asked if change not in agreed})
-        for plan, asked in zip(plans, questions, strict=True)
+        _leave_out(plan, {change.key for change, _ in question if change not in agreed})
+        for plan, question in zip(plans, questions, strict=True)
     ]
 
 
 def _questions(plan: FilePlan, config: pytest.Config) -> list[tuple[BaselineChange, str]]:
     """Return the changes of one file that would be stored, each with its cause."""
-    shown = relative_path(plan.path, config.invocation_params.dir)
-    causes = {window.key: window.accepted for window in plan.written}
-    return [(c, causes.get(c.key, "")) for c in plan.changes(shown, done=True) if c.written]
+    shown_path = relative_path(plan.path, config.invocation_params.dir)
+    causes = {window.key: window.accepted for window in plan.written_windows}
+    return [(c, causes.get(c.key, "")) for c in plan.changes(shown_path, is_done=True) if c.written]
 
 
 def _ask_all(questions: Iterable[tuple[BaselineChange, str]], agreed: set[BaselineChange]) -> None:
@@ -126,12 +126,14 @@ def _sizes(change: BaselineChange) -> str:
     return change.told_by.sentence
 
 
-def _without(plan: FilePlan, declined: set[str]) -> FilePlan:
+def _leave_out(plan: FilePlan, declined: set[str]) -> FilePlan:
     """Return a plan that leaves the entries of some keys as they are, also by an older name."""
     older = {old for old, new in plan.renames.items() if new in declined} if plan.follows else set()
     return replace(
         plan,
-        written=tuple(window for window in plan.written if window.key not in declined),
+        written_windows=tuple(
+            window for window in plan.written_windows if window.key not in declined
+        ),
         unused={key: entry for key, entry in plan.unused.items() if key not in declined | older},
         renames={old: new for old, new in plan.renames.items() if new not in declined},
     )

@@ -37,7 +37,7 @@ from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate import GPU_VARIABLE, simulated_text
 from pytest_torchmem.store.baselines import changed_text
-from pytest_torchmem.store.changed_lines import git_output
+from pytest_torchmem.store.git import git_output
 from pytest_torchmem.store.run_reports import RunReport, checked_out, stamped
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, DeviceError, ReportError
@@ -98,9 +98,9 @@ class Collector:
         self._attempts: dict[str, _Attempt] = {}
         self._partial = selection.partial
         self._lines: list[str] = []
-        self._ended: set[str] = set()
+        self._ended_tests: set[str] = set()
         self._cut_short = False
-        self._told: dict[tuple[CodeLines, str], str] = {}
+        self._first_tests: dict[tuple[CodeLines, str], str] = {}
         self._cut: list[pytest.TestReport] = []
         self._failed: list[object] | None = None
         self._renamed: set[tuple[Path, str]] = set()
@@ -114,7 +114,7 @@ class Collector:
         test = workers.reported_nodeid(report, self.config)
         self._tell_once(test, report)
         if report.when == "teardown":
-            self._ended.add(test)
+            self._ended_tests.add(test)
         if report.when == "setup" or test not in self._attempts:
             self._attempts[test] = _Attempt()
         # Those of the test are still there; a report that only passed needs none of them.
@@ -132,7 +132,7 @@ class Collector:
         if failure is None or traceback is None or traceback.style != "value":
             return
         cause, kind, sentence = failure
-        first = self._told.setdefault((cause, kind), test)
+        first = self._first_tests.setdefault((cause, kind), test)
         if first == test or self.config.option.verbose > 1 or not traceback.reprentries:
             return
         numbers = sentence.partition(": ")[0]
@@ -176,14 +176,14 @@ class Collector:
         )
         self._update()
         if self.run.settings.accepted and self._cut_short:
-            self._lines += tables.cut_short_lines(session.testscollected, len(self._ended))
+            self._lines += tables.cut_short_lines(session.testscollected, len(self._ended_tests))
         self._lines += tables.notices(self._as_typed(), self.run.settings.accepted)
         # Every test of the project had its turn: nobody typed which to run.
         whole = not self._partial and self.config.args_source is not pytest.Config.ArgsSource.ARGS
         self._lines += tables.known_lines(self.summary, self.run.settings.known_holders, whole)
-        judged = self.run.settings.require_baseline or self.run.settings.accepted
+        compares = self.run.settings.require_baseline or self.run.settings.accepted
         # All services that run tests and are known set CI.
-        if os.environ.get("CI", "").lower() in ("true", "1") and not judged:
+        if os.environ.get("CI", "").lower() in ("true", "1") and not compares:
             unguarded = tables.unguarded_line(self.summary)
             title = "::warning title=memory has no baseline::" if on_github() else ""
             self._lines += [title + unguarded] if unguarded else []
@@ -198,7 +198,7 @@ class Collector:
     def _cut_off_lines(self) -> Iterator[str]:
         """Yield a line where failures lack the lines that have changed, for want of history."""
         store = self.run.store
-        grown = [
+        grown_tests = [
             (test, window)
             for test, window in self.summary.windows
             if window.change is Change.GROWN and window.sentence
@@ -207,7 +207,7 @@ class Collector:
             store.stored_entry(
                 store.path(Path(test.file), test.environment), test.environment, window.key
             )
-            for test, window in grown
+            for test, window in grown_tests
         )
         if any(store.changed_lines.is_cut_off(entry) for entry in entries):
             yield (
@@ -239,16 +239,16 @@ class Collector:
         if lines or self._lines:
             terminalreporter.ensure_newline()  # or the first line of the table would see to it
             rank = Rank.launched()  # of a job, each rank says its own
-            told = [str(rank)] if rank.count > 1 else []
-            told += [said] if (said := simulated_text()) else []
-            terminalreporter.section(", ".join(["torchmem", *told]))
+            parts = [str(rank)] if rank.count > 1 else []
+            parts += [simulation] if (simulation := simulated_text()) else []
+            terminalreporter.section(", ".join(["torchmem", *parts]))
         for line in lines:
             terminalreporter.write_line(line.text, **dict.fromkeys(line.styles, True))
         for text in self._lines:
             terminalreporter.write_line(text)
-        judged = (t for t, w in self.summary.windows if w.change is not Change.NOT_COMPARED)
-        compared = {Path(test.file) for test in judged}
-        for name in self.run.store.unknown_fallbacks(compared) if compared else ():
+        compared_tests = (t for t, w in self.summary.windows if w.change is not Change.NOT_COMPARED)
+        compared_files = {Path(test.file) for test in compared_tests}
+        for name in self.run.store.unknown_fallbacks(compared_files) if compared_files else ():
             text = f"torchmem_baseline_from = {name}: there is no baseline of that name"
             terminalreporter.write_line(text, yellow=True)
 
@@ -279,7 +279,7 @@ class Collector:
                 file = Path(measured.file).relative_to(folder).as_posix()
         return replace(measured, file=file, outcome=attempt.outcome, line=attempt.line)
 
-    def _tell_other_plugins(self, written: Sequence[Path]) -> None:
+    def _tell_other_plugins(self, paths: Sequence[Path]) -> None:
         hook = self.config.hook
         for test in self.summary.tests:
             windows = (*test.windows, *test.unjudged)
@@ -291,7 +291,7 @@ class Collector:
                 results=tuple(window.result for window in windows),
                 failure=next((window.sentence for window in windows if window.sentence), ""),
             )
-        for path in written:
+        for path in paths:
             hook.pytest_torchmem_report_written(config=self.config, path=path)
 
     def _report(self) -> list[Path]:
@@ -299,24 +299,24 @@ class Collector:
 
         Returns the reports that could be written.
         """
-        written: list[Path] = []
+        written_paths: list[Path] = []
         settings, github = self.run.settings, on_github() and self.summary.anything
         if not settings.reports and not github:
-            return written
+            return written_paths
         run = stamped(self._run_report(), self.config.rootpath, Rank.launched())
-        for asked in settings.report_paths:
+        for report_path in settings.report_paths:
             try:
-                path = write_run(run, asked, {t: a.trace for t, a in self._attempts.items()})
+                path = write_run(run, report_path, {t: a.trace for t, a in self._attempts.items()})
             except ReportError as error:
-                self.add_problem(str(error).replace(str(asked), self._near(asked)))
+                self.add_problem(str(error).replace(str(report_path), self._near(report_path)))
                 continue
-            written.append(path)
+            written_paths.append(path)
             self._lines.append(f"report written: {self._near(path)}")
         try:
             self._lines += github_lines(run, self.config.rootpath) if github else []
         except ReportError as error:
             self.add_problem(str(error))
-        return written
+        return written_paths
 
     def _update(self) -> None:
         """Write the accepted changes, file by file; one that fails does not stop the others."""
@@ -349,15 +349,15 @@ class Collector:
             except pytest.UsageError as error:
                 self.add_problem(f"nothing is stored: {error}")
                 plans = []
-        if written := [plan for plan in plans if self._is_written(plan)]:
+        if written_plans := [plan for plan in plans if self._is_written(plan)]:
             store.forget()  # what was read before it was written
             entries = (
                 store.stored_entry(plan.path, plan.environment, key)
-                for plan in written
+                for plan in written_plans
                 for key in plan.file_changes.written
             )
             store.changed_lines.keep([entry.text for entry in entries])
-            self._lines += self._lines_for_git({store.root(plan.module) for plan in written})
+            self._lines += self._lines_for_git({store.root(plan.module) for plan in written_plans})
         self._lines += self._orphan_lines(orphans, followed)
         if settings.dry_run and (self.summary.changes or not followed):
             self._lines[:0] = tables.change_table(self.summary.changes, room(self.config))
@@ -366,29 +366,30 @@ class Collector:
         """Yield what to type so that git knows the baselines that it does not know yet."""
         others = ("ls-files", "--others", "--exclude-standard", "--", ".")
         if new := [f for f in sorted(folders) if git_output(f, *others)]:
-            yield f"git does not know all of them yet: git add {shlex.join(map(self._shown, new))}"
+            files = shlex.join(map(self._shown_path, new))
+            yield f"git does not know all of them yet: git add {files}"
 
     def _is_written(self, plan: FilePlan) -> bool:
         """Write or show the changes of one file; return whether it was written."""
         settings, is_written = self.run.settings, False
-        shown = relative_path(plan.path, self.config.invocation_params.dir)
+        shown_path = relative_path(plan.path, self.config.invocation_params.dir)
         self._renamed |= {(plan.module, key) for key in plan.renames.values()}
         if not settings.follows_renames:
-            self._lines += tables.rename_lines(plan.renames, plan.changed, shown)
+            self._lines += tables.rename_lines(plan.renames, plan.changed, shown_path)
         if not plan.writes and not (settings.accepted and plan.unused):
             return False
         try:
             if settings.dry_run:
                 texts = changed_text(plan.path, plan.environment, plan.file_changes)
-                self._lines += tables.diff_lines(*texts, shown)
+                self._lines += tables.diff_lines(*texts, shown_path)
             elif plan.writes:
                 updates.apply(plan)
                 is_written = True
         except BaselineError as error:
-            self._not_written(BaselineError(error.sentence.replace(str(plan.path), shown)))
+            self._not_written(BaselineError(error.sentence.replace(str(plan.path), shown_path)))
         else:
-            self._lines += tables.explained_lines(len(plan.explained), shown)
-            changes = tuple(plan.changes(shown, not settings.dry_run))
+            self._lines += tables.explained_lines(len(plan.explained), shown_path)
+            changes = tuple(plan.changes(shown_path, not settings.dry_run))
             self.summary += RunReport(changes=changes)
         return is_written
 
@@ -405,24 +406,26 @@ class Collector:
         Returns the modules that were given baselines.
         """
         settings, store = self.run.settings, self.run.store
-        moved = [o for o in orphans if o.moved_to and settings.follows_renames]
-        removed = [o for o in orphans if not o.moved_to and Change.UNUSED in settings.accepted]
+        moved_orphans = [o for o in orphans if o.moved_to and settings.follows_renames]
+        removed_orphans = [
+            o for o in orphans if not o.moved_to and Change.UNUSED in settings.accepted
+        ]
         if not settings.dry_run:
             try:
-                for orphan in moved:
+                for orphan in moved_orphans:
                     updates.move(orphan, store)
-                for orphan in removed:
+                for orphan in removed_orphans:
                     updates.remove(orphan)
             except OSError as error:
                 self._not_written(BaselineError(f"a baseline cannot be moved: {error}"))
                 return set()
-        return {orphan.moved_to for orphan in moved if orphan.moved_to}
+        return {orphan.moved_to for orphan in moved_orphans if orphan.moved_to}
 
     def _orphan_lines(self, orphans: Sequence[Orphan], followed: Collection[Path]) -> Iterator[str]:
         """Yield what became of each module that is gone, after the changes were written."""
         settings = self.run.settings
         for orphan in orphans:
-            what = self._shown(orphan.module), len(orphan.keys)
+            what = self._shown_path(orphan.module), len(orphan.keys)
             if new := orphan.moved_to:
                 self._renamed |= {(new, key) for key in orphan.keys}
                 end = OrphanEnd.MOVED_AND_COMPARED if settings.accepted else OrphanEnd.MOVED
@@ -430,18 +433,18 @@ class Collector:
                     end = OrphanEnd.MAY_MOVE
                 elif settings.dry_run:
                     end = OrphanEnd.WOULD_MOVE
-                yield tables.orphan_line(*what, end, self._shown(new))
+                yield tables.orphan_line(*what, end, self._shown_path(new))
             else:
                 is_removed = not settings.dry_run and Change.UNUSED in settings.accepted
                 yield tables.orphan_line(*what, OrphanEnd.REMOVED if is_removed else OrphanEnd.KEPT)
 
-    def _shown(self, path: Path) -> str:
+    def _shown_path(self, path: Path) -> str:
         return relative_path(path, self.config.invocation_params.dir)
 
     def _near(self, path: Path) -> str:
-        """A path as `_shown` has it; whole where it is not below the folder pytest began in."""
-        shown = self._shown(path)
-        return str(path) if shown.startswith("..") else shown
+        """A path as `_shown_path` has it; whole where it is not below where pytest began."""
+        shown_path = self._shown_path(path)
+        return str(path) if shown_path.startswith("..") else shown_path
 
 
 def _detail(kind: SummaryKind, verbosity: int) -> Detail:
@@ -469,18 +472,18 @@ def github_lines(run: RunReport, rootdir: Path) -> list[str]:
                 file.write(step_summary(run, file.tell()))
         except OSError as error:
             raise ReportError(f"the step summary {path} cannot be written: {error}") from None
-    grown = line_commands(run, _grown_files(run, rootdir))
-    return [*error_commands(run), *grown, *shrunk_commands(run)]
+    annotations = line_commands(run, _grown_files(run, rootdir))
+    return [*error_commands(run), *annotations, *shrunk_commands(run)]
 
 
 def _grown_files(run: RunReport, rootdir: Path) -> dict[str, str]:
     """Return the files of causes that are checked out, each with its name for GitHub."""
     files = {file for test in run.tests for file, _ in cause_lines(test)}
-    start, found = checkout(rootdir), {}
+    start, paths = checkout(rootdir), {}
     for file in checked_out(rootdir, sorted(files)) if files else ():
         with contextlib.suppress(ValueError):
-            found[file] = (rootdir / file).relative_to(start).as_posix()
-    return found
+            paths[file] = (rootdir / file).relative_to(start).as_posix()
+    return paths
 
 
 def _names_a_gpu(skipped: pytest.TestReport) -> bool:

@@ -43,14 +43,14 @@ def start_again(config: pytest.Config) -> None:
         parse_gpu(asked)
         world = parse_world(config.getini("torchmem_world") or "")
         built = torch_build()
-        added = variables(asked, built, world)
+        gpu_variables = variables(asked, built, world)
     except SimulationError as error:
         raise pytest.UsageError(f"{place}: {error}") from None
-    if said := notice(built):
-        print(f"torchmem: {said}", file=sys.stderr)
+    if notice_text := notice(built):
+        print(f"torchmem: {notice_text}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **added})
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **gpu_variables})
 
 
 class InexactReads:
@@ -78,8 +78,8 @@ class InexactReads:
         return outcome
 
     def _note(self, item: pytest.Item, before: Gaps, consequence: str) -> None:
-        if said := inexact_reads_sentence(before):
-            item.add_report_section("call", self._SECTION, f"{said}{consequence}\n")
+        if sentence := inexact_reads_sentence(before):
+            item.add_report_section("call", self._SECTION, f"{sentence}{consequence}\n")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if f"Captured {self._SECTION} call" in [name for name, _ in report.sections]:

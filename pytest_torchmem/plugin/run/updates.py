@@ -51,13 +51,13 @@ class Outcomes:
     """The endings of the tests of a run, by node id.
 
     Attributes:
-        seen: Tests that were started.
+        started_tests: Tests that were started.
         passed: Tests that passed in all their phases.
         skipped: Tests that were skipped; those expected to fail are not.
         partial: The run picked tests out of their modules, or ended early.
     """
 
-    seen: frozenset[str] = frozenset()
+    started_tests: frozenset[str] = frozenset()
     passed: frozenset[str] = frozenset()
     skipped: frozenset[str] = frozenset()
     partial: bool = False
@@ -69,7 +69,7 @@ class FilePlan:
 
     Attributes:
         environment: What it is measured on.
-        written: Windows whose numbers replace the entry of their key, or become a new one.
+        written_windows: Windows whose numbers replace the entry of their key, or become a new one.
         unused: Entries that no test asked for, by key.
         renames: Keys of entries that a new test has the numbers or the code of, and that test's
             key.
@@ -84,7 +84,7 @@ class FilePlan:
     module: Path
     path: Path
     environment: Environment
-    written: tuple[Window, ...] = ()
+    written_windows: tuple[Window, ...] = ()
     unused: Mapping[str, BaselineEntry | None] = field(default_factory=dict)
     renames: Mapping[str, str] = field(default_factory=dict)
     changed: Mapping[str, ChangedNumber] = field(default_factory=dict)
@@ -95,45 +95,45 @@ class FilePlan:
 
     @property
     def file_changes(self) -> FileChanges:
-        moved = self.renames if self.follows else {}
-        removed = frozenset(self.unused) - set(moved) if self.removes else frozenset()
+        renamed_keys = self.renames if self.follows else {}
+        removed_keys = frozenset(self.unused) - set(renamed_keys) if self.removes else frozenset()
         # What is called as before keeps its numbers, unless others are accepted.
-        written = {
+        entries = {
             w.key: BaselineEntry.of(w.result)
-            for w in (*self.explained, *self.written)
-            if w.change is not Change.NEW or w.key not in moved.values()
+            for w in (*self.explained, *self.written_windows)
+            if w.change is not Change.NEW or w.key not in renamed_keys.values()
         }
-        return FileChanges(written, removed, dict(moved))
+        return FileChanges(entries, removed_keys, dict(renamed_keys))
 
     @property
     def writes(self) -> bool:
         changes = self.file_changes
         return bool(changes.written or changes.removed or changes.renamed)
 
-    def changes(self, shown: str, done: bool) -> Iterator[BaselineChange]:
-        """Yield the changes to report; ``done`` says that the file was written."""
-        moved = {new: old for old, new in self.renames.items()} if self.follows else {}
-        for window in self.written:
+    def changes(self, shown_path: str, is_done: bool) -> Iterator[BaselineChange]:
+        """Yield the changes to report; ``is_done`` says that the file was written."""
+        renamed_keys = {new: old for old, new in self.renames.items()} if self.follows else {}
+        for window in self.written_windows:
             after_bytes = window.result.peak.total
-            is_new, old = window.change is Change.NEW, moved.get(window.key, "")
+            is_new, old = window.change is Change.NEW, renamed_keys.get(window.key, "")
             stored = self.unused.get(old)
             before_bytes = stored.total if stored else 0
             yield BaselineChange(
-                shown,
+                shown_path,
                 window.key,
                 window.change,
                 before_bytes if is_new else window.baseline_bytes,
                 after_bytes,
-                done,
+                is_done,
                 renamed_from=old,
                 repaired=window.key in self.repaired,
                 changed=None if is_new else window.told_by,
             )
         for key, entry in self.unused.items():
-            if key not in moved.values():
+            if key not in renamed_keys.values():
                 before_bytes = entry.total if entry else 0
-                gone = done and self.removes
-                yield BaselineChange(shown, key, Change.UNUSED, before_bytes, 0, gone)
+                is_removed = is_done and self.removes
+                yield BaselineChange(shown_path, key, Change.UNUSED, before_bytes, 0, is_removed)
 
 
 def plan_updates(
@@ -175,22 +175,22 @@ def _largest(windows: Iterable[Window]) -> list[Window]:
     """Return one window for each entry: of the repetitions of a test, the one with most memory."""
     largest: dict[str, Window] = {}
     for window in windows:
-        known = largest.setdefault(window.key, window)
-        largest[window.key] = max(known, window, key=lambda w: w.result.peak.total)
+        largest_window = largest.setdefault(window.key, window)
+        largest[window.key] = max(largest_window, window, key=lambda w: w.result.peak.total)
     return list(largest.values())
 
 
 def _unexplained(plan: FilePlan, windows: list[Window], store: BaselineStore) -> tuple[Window, ...]:
     """Return windows with the stored numbers, whose entry does not say what they are made of."""
-    found = []
+    unexplained = []
     for window in windows:
         if window.change is Change.SAME and not window.reference:
-            stored = store.entry(plan.path, plan.environment, window.key)
-            now = BaselineEntry.of(window.result)
-            is_bare = stored and not stored.at_peak_live and now.at_peak_live
-            if stored and is_bare and Numbers.of(stored) == Numbers.of(now):
-                found.append(window)
-    return tuple(found)
+            stored_entry = store.entry(plan.path, plan.environment, window.key)
+            measured_entry = BaselineEntry.of(window.result)
+            is_bare = stored_entry and not stored_entry.at_peak_live and measured_entry.at_peak_live
+            if stored_entry and is_bare and Numbers.of(stored_entry) == Numbers.of(measured_entry):
+                unexplained.append(window)
+    return tuple(unexplained)
 
 
 def _planned(
@@ -201,26 +201,28 @@ def _planned(
     store: BaselineStore,
 ) -> FilePlan:
     """Return a plan with what is written and renamed; ``keys`` are those in the file."""
-    left = {key: entry for key, entry in plan.unused.items() if entry is not None}
-    new = {w.key: w for w in windows if left and w.change is Change.NEW}
-    renames = find_renames(left, new) if new else {}
-    if len(renames) < min(len(left), len(new)):
-        others = left.keys() - renames.keys()
+    unused_entries = {key: entry for key, entry in plan.unused.items() if entry is not None}
+    new = {w.key: w for w in windows if unused_entries and w.change is Change.NEW}
+    renames = find_renames(unused_entries, new) if new else {}
+    if len(renames) < min(len(unused_entries), len(new)):
+        others = unused_entries.keys() - renames.keys()
         in_code = store.renamed_keys(plan.path, plan.environment, others, plan.module)
         renames |= {o: key for o, key in in_code.items() if key in new.keys() - renames.values()}
-    moved = set(renames.values()) if settings.follows_renames else set()
-    compared = {key: _compared(new[key], left[old]) for old, key in renames.items()}
-    pairs = ((w, compared[w.key] if w.key in moved else w) for w in windows)
+    moved_keys = set(renames.values()) if settings.follows_renames else set()
+    compared = {key: _compare(new[key], unused_entries[old]) for old, key in renames.items()}
+    pairs = ((w, compared[w.key] if w.key in moved_keys else w) for w in windows)
     windows = [after if after.change in settings.accepted else w for w, after in pairs]
-    written = tuple(w for w in windows if w.change in settings.accepted or w.key in moved)
+    written_windows = tuple(
+        w for w in windows if w.change in settings.accepted or w.key in moved_keys
+    )
     return replace(
         plan,
-        written=written,
+        written_windows=written_windows,
         renames=renames,
         changed={k: w.told_by for k, w in compared.items() if w.change is not Change.SAME},
         removes=Change.UNUSED in settings.accepted,
         follows=settings.follows_renames,
-        repaired=keys.intersection(w.key for w in written if w.change is Change.NEW),
+        repaired=keys.intersection(w.key for w in written_windows if w.change is Change.NEW),
     )
 
 
@@ -240,18 +242,18 @@ def _unused(
     pass, or was measured elsewhere this time, may be asked for next time.
     """
     module = tests[0].test.partition("::")[0]
-    ran = {test for test in outcomes.seen if test.partition("::")[0] == module}
-    if outcomes.partial or ran & outcomes.skipped:
+    finished_tests = {test for test in outcomes.started_tests if test.partition("::")[0] == module}
+    if outcomes.partial or finished_tests & outcomes.skipped:
         return
-    here = {t.test for t in tests}
-    waiting = (ran - outcomes.passed) | (elsewhere - here)
+    nodeids = {t.test for t in tests}
+    waiting = (finished_tests - outcomes.passed) | (elsewhere - nodeids)
     pending = {
         baselines.entry_key(one) for test in waiting for one in possible_baseline_nodeids(test)
     }
-    used = {w.key for t in tests for w in t.windows if w.change in _COMPARED}
+    used_keys = {w.key for t in tests for w in t.windows if w.change in _COMPARED}
     # An option of each run decides whether it collects doctests; without them it misses none.
-    doctests = any(_of_doctest(baselines.entry_key(test)) for test in ran)
-    for key in sorted(keys - used):
+    doctests = any(_of_doctest(baselines.entry_key(test)) for test in finished_tests)
+    for key in sorted(keys - used_keys):
         is_pending = any(key == test or key.startswith(f"{test}::") for test in pending)
         if not is_pending and (doctests or not _of_doctest(key)):
             yield key
@@ -270,22 +272,22 @@ def find_renames(unused: Mapping[str, BaselineEntry], new: Mapping[str, Window])
     worse than a question.
     """
     regions = {window.result.name for window in new.values()}
-    found: dict[str, str] = {}
+    renames: dict[str, str] = {}
     for kept in (slice(1, None), slice(1)):  # the parameters of a test, its function
         signatures: dict[object, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
-        for key in unused.keys() - found.keys():
+        for key in unused.keys() - renames.keys():
             for region in regions:
                 if not region or key.endswith(f"::{region}"):
                     numbers = Numbers.of(unused[key])
                     signatures[key.partition("[")[kept], region, numbers][0].append(key)
-        for key in new.keys() - set(found.values()):
+        for key in new.keys() - set(renames.values()):
             result = new[key].result
             signature = key.partition("[")[kept], result.name, Numbers.measured(result)
             signatures[signature][1].append(key)
-        found |= {
+        renames |= {
             old[0]: added[0] for old, added in signatures.values() if len(old) == len(added) == 1
         }
-    return found
+    return renames
 
 
 _ALIKE: Final = 0.5
@@ -313,14 +315,14 @@ def baseline_folders(config: pytest.Config, baseline_dir: Path | None) -> set[Pa
     if baseline_dir is not None:
         return {baseline_dir}
     skipped = (*config.getini("norecursedirs"), "__pycache__")
-    found = set()
+    orphans = set()
     for argument in config.args:
         start = Path(config.invocation_params.dir, str(argument).partition("::")[0])
         for folder, names, _ in os.walk(start):
             if FOLDER in names:
-                found.add(Path(folder, FOLDER))
+                orphans.add(Path(folder, FOLDER))
             names[:] = [n for n in names if n != FOLDER and not any(fnmatch(n, p) for p in skipped)]
-    return found
+    return orphans
 
 
 def require_named(config: pytest.Config, run: Run) -> None:
@@ -335,11 +337,13 @@ def require_named(config: pytest.Config, run: Run) -> None:
     files = (Path(start, str(argument).partition("::")[0]) for argument in config.args)
     beside = {file.parent / FOLDER for file in files if file.is_file()}
     folders = baseline_folders(config, settings.baseline_dir) | beside
-    known = sorted({path.name for folder in folders for path in folder.glob("*/")})
+    environments = sorted({path.name for folder in folders for path in folder.glob("*/")})
     for name in settings.fallbacks:
-        if name not in known:
-            there = f"there are {', '.join(known)}" if known else "there are none at all"
-            error = BaselineError(f"no baselines are of {shown(name)}; {there}")
+        if name not in environments:
+            others = (
+                f"there are {', '.join(environments)}" if environments else "there are none at all"
+            )
+            error = BaselineError(f"no baselines are of {shown(name)}; {others}")
             raise pytest.UsageError(f"{place_of(config, option)}: {error}")
 
 
@@ -360,13 +364,13 @@ def find_orphans(folders: Iterable[Path], summary: RunReport, store: BaselineSto
         orphans.append(Orphan(module, tuple(sorted(keys)), frozenset().union(*keys.values())))
     # The modules without any baseline, and the keys of what was measured in them.
     new: dict[Path, set[str]] = defaultdict(set)
-    known = set()
+    tests = set()
     for test, window in summary.windows if orphans else ():
         if window.change is Change.NEW:
             new[Path(test.file)].add(window.key)
             if store.path(Path(test.file), test.environment).exists():
-                known.add(Path(test.file))
-    new = {module: keys for module, keys in new.items() if module not in known}
+                tests.add(Path(test.file))
+    new = {module: keys for module, keys in new.items() if module not in tests}
     return [_followed(orphan, orphans, new) for orphan in orphans if orphan.keys]
 
 
@@ -393,31 +397,33 @@ def move(orphan: Orphan, store: BaselineStore) -> None:
                     old.replace(new)
 
 
-def compared_anew(summary: RunReport, moved: Collection[Path], store: BaselineStore) -> RunReport:
-    """Return a run whose tests in ``moved`` modules are compared with what these were given.
+def compared_anew(
+    summary: RunReport, moved_files: Collection[Path], store: BaselineStore
+) -> RunReport:
+    """Return a run whose tests in ``moved_files`` modules are compared with what these were given.
 
     Each difference counts, however small: their allowances are known to the tests alone.
     """
     store.forget()
 
     def anew(test: MeasuredTest, window: Window) -> Window:
-        file, stored = Path(test.file), None
-        if file in moved and window.change is Change.NEW:
+        file, entry = Path(test.file), None
+        if file in moved_files and window.change is Change.NEW:
             with contextlib.suppress(BaselineError):  # an entry that is stored anew
-                stored = store.entry(
+                entry = store.entry(
                     store.path(file, test.environment), test.environment, window.key
                 )
-        return _compared(window, stored) if stored else window
+        return _compare(window, entry) if entry else window
 
     tests = (replace(t, windows=tuple(anew(t, w) for w in t.windows)) for t in summary.tests)
     return replace(summary, tests=tuple(tests))
 
 
-def _compared(window: Window, stored: BaselineEntry) -> Window:
+def _compare(window: Window, entry: BaselineEntry) -> Window:
     """Return a window as compared with an entry of another name."""
-    numbers = Numbers.of(stored), Numbers.measured(window.result)
+    numbers = Numbers.of(entry), Numbers.measured(window.result)
     change, changed = told_change(*numbers, Allowance(0, 0))
-    return replace(window, change=change, baseline_bytes=stored.total, changed=changed)
+    return replace(window, change=change, baseline_bytes=entry.total, changed=changed)
 
 
 def remove(orphan: Orphan) -> None:

@@ -65,8 +65,8 @@ def failure_of(report: pytest.TestReport) -> tuple[CodeLines, str, str] | None:
         if window["sentence"]:
             place = window["place"]
             holders = window["result"]["retained"].get("holders", ())
-            held = [f"{holder['fate']} {holder['by']}" for holder in holders[:1]]
-            kind = " ".join((*window["kinds"][:1], *held))
+            holder_texts = [f"{holder['fate']} {holder['by']}" for holder in holders[:1]]
+            kind = " ".join((*window["kinds"][:1], *holder_texts))
             return (CodeLines.from_json(place), kind, window["sentence"]) if place else None
     return None
 
@@ -78,8 +78,8 @@ def detach(report: pytest.TestReport) -> bytes:
     values they would take ten times as much memory, of the process that is measured.
     """
     payload: Mapping[str, Json] = vars(report).pop(_ATTRIBUTE, {})
-    kept = {name: value for name, value in payload.items() if name != TRACE}
-    return zlib.compress(json.dumps(kept).encode(), level=1) if kept else b""
+    record = {name: value for name, value in payload.items() if name != TRACE}
+    return zlib.compress(json.dumps(record).encode(), level=1) if record else b""
 
 
 def unpacked(packed: bytes) -> MeasuredTest:
@@ -121,8 +121,8 @@ def possible_baseline_nodeids(nodeid: str) -> frozenset[str]:
 
 def _without_repetition(nodeid: str, pattern: re.Pattern[str]) -> str:
     test, bracket, ids = nodeid.removesuffix("]").partition("[")
-    left = pattern.sub("", ids)
-    return f"{test}[{left}]" if bracket and left else test if bracket else nodeid
+    other_words = pattern.sub("", ids)
+    return f"{test}[{other_words}]" if bracket and other_words else test if bracket else nodeid
 
 
 def reported_nodeid(report: pytest.TestReport, config: pytest.Config) -> str:

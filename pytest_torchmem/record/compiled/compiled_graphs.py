@@ -76,16 +76,16 @@ class ModuleTree:
 
     def __init__(self, edges: NDArray[np.void], strings: Sequence[str]) -> None:
         self._parents: dict[int, set[tuple[int, str]]] = defaultdict(set)
-        self._named: dict[tuple[str, str], dict[int, None]] = defaultdict(dict)
+        self._modules_by_name: dict[tuple[str, str], dict[int, None]] = defaultdict(dict)
         columns = (edges[name].tolist() for name in ("child", "parent", "name", "class_name"))
         for child, parent, name, class_name in zip(*columns, strict=True):
             if parent:
                 self._parents[child].add((parent, strings[name]))
-                self._named[strings[name], strings[class_name]][child] = None
+                self._modules_by_name[strings[name], strings[class_name]][child] = None
 
     def at(self, place: _Place) -> list[int]:
         """Return the ``id()`` of each module in a place."""
-        named = self._named.get((place.names[-1], place.class_name), {})
+        named = self._modules_by_name.get((place.names[-1], place.class_name), {})
         return [module for module in named if self._is_at(module, place.names)]
 
     def _is_at(self, module: int, names: tuple[str, ...]) -> bool:
@@ -136,30 +136,30 @@ class CompiledGraphs:
         number now, and the graph that this process traced knows it. Without ``nodes``, or where
         the graph has none of them, the origin has the modules of all nodes traced there.
         """
-        known = self._traced.get(_unnumbered(stack))
-        if known is None:
+        traced = self._traced.get(_unnumbered(stack))
+        if traced is None:
             return NodeOrigin(stack, ())
-        current = stack if stack in known.stacks else next(iter(known.stacks))
-        named = [known.modules[node] for node in nodes if node in known.modules]
-        modules = dict.fromkeys(chain.from_iterable(named or known.modules.values()))
+        current = stack if stack in traced.stacks else next(iter(traced.stacks))
+        named = [traced.modules[node] for node in nodes if node in traced.modules]
+        modules = dict.fromkeys(chain.from_iterable(named or traced.modules.values()))
         return NodeOrigin(current, () if 0 in modules else tuple(modules))
 
     def modules_in_place(self, module: int, tree: ModuleTree) -> list[int]:
         """Return the modules in the place of one that was traced: itself, where it still is."""
         place = self._places.get(module)
-        found = tree.at(place) if place else []
-        return [module] if module in found or not found else found
+        nodes = tree.at(place) if place else []
+        return [module] if module in nodes or not nodes else nodes
 
     def _note(self, node: torch.fx.Node, living: Mapping[int, torch.nn.Module]) -> None:
         # A graph may outlive its modules, and another module have the place of one of them.
         module, name, kind = _module_of(node)
         is_other = not isinstance(living.get(module), (kind, NoneType))
-        if (found := _PLACE.fullmatch(name)) and kind is not object:
-            self._places[module] = _Place(tuple(found[1].split(".")[1:]), kind.__name__)
+        if (match := _PLACE.fullmatch(name)) and kind is not object:
+            self._places[module] = _Place(tuple(match[1].split(".")[1:]), kind.__name__)
         if node.stack_trace and not is_other:
-            known = self._traced.setdefault(_unnumbered(node.stack_trace), _Traced())
-            known.stacks.setdefault(node.stack_trace)
-            known.modules.setdefault(node.name, {}).setdefault(module)
+            traced = self._traced.setdefault(_unnumbered(node.stack_trace), _Traced())
+            traced.stacks.setdefault(node.stack_trace)
+            traced.modules.setdefault(node.name, {}).setdefault(module)
 
 
 @dataclass(slots=True)
@@ -204,17 +204,17 @@ def _graph_module_classes() -> list[type[torch.fx.GraphModule]]:
 def _origins_by_line(code: str, nodes: Iterable[torch.fx.Node]) -> dict[int, NodeOrigin]:
     """The node that each line of a graph's generated code computes."""
     named = {node.name: node for node in nodes}
-    found = {}
+    by_name = {}
     for number, text in enumerate(code.splitlines(), 1):
         names = (match[1] for match in _ASSIGNED.finditer(text))
         node = next((named[name] for name in names if name in named), None)
         if node is not None and node.stack_trace:
             module, _, _ = _module_of(node)
             operator = operator_name(node)
-            found[number] = NodeOrigin(
+            by_name[number] = NodeOrigin(
                 node.stack_trace, (module,) if module else (), operator if "::" in operator else ""
             )
-    return found
+    return by_name
 
 
 def _module_of(node: torch.fx.Node) -> tuple[int, str, type]:
@@ -224,10 +224,10 @@ def _module_of(node: torch.fx.Node) -> tuple[int, str, type]:
     of the forward node that it belongs to.
     """
     modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {"": ""}
-    *_, (key, known) = modules.items()
+    *_, (key, module) = modules.items()
     # The second call of a module is noted under "1234@1". Some releases use a name as the key.
     number = re.match(r"\d*", str(key))
-    name, kind = known if isinstance(known, tuple) and len(known) == 2 else ("", object)
+    name, kind = module if isinstance(module, tuple) and len(module) == 2 else ("", object)
     return (
         int(number[0] or 0) if number else 0,
         name if isinstance(name, str) else "",

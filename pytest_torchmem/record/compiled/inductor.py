@@ -56,15 +56,15 @@ def kernels_by_line(path: str) -> Mapping[int, Kernel]:
         tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError):
         return {}
-    found: dict[int, Kernel] = {}
+    kernels: dict[int, Kernel] = {}
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
-            found |= _of_function(function, text.splitlines())
-    return found
+            kernels |= _of_function(function, text.splitlines())
+    return kernels
 
 
 def _of_function(function: ast.FunctionDef, lines: Sequence[str]) -> dict[int, Kernel]:
-    found: dict[int, Kernel] = {}
+    kernels: dict[int, Kernel] = {}
     waiting: dict[str, int] = {}
     for statement in _statements(function.body):
         value = statement.value
@@ -72,18 +72,18 @@ def _of_function(function: ast.FunctionDef, lines: Sequence[str]) -> dict[int, K
         if isinstance(value, ast.Name):
             _rename(waiting, value.id, name)
         elif isinstance(value, ast.Call):
-            called = _called(value)
+            called = _called_name(value)
             if called.startswith("empty_strided") and name:
                 waiting[name] = statement.lineno
             elif called in ("reinterpret_tensor", "alloc_from_pool") and name:
                 for used in _names(value.args):
                     _rename(waiting, used, name)
             elif not called.startswith(_NO_KERNELS):
-                kernel = found[statement.lineno] = _kernel(value, statement.lineno, lines)
+                kernel = kernels[statement.lineno] = _kernel(value, statement.lineno, lines)
                 for used in _names([*value.args, *(k.value for k in value.keywords)]):
                     if used in waiting:
-                        found[waiting.pop(used)] = kernel
-    return {line: kernel for line, kernel in found.items() if kernel.operator}
+                        kernels[waiting.pop(used)] = kernel
+    return {line: kernel for line, kernel in kernels.items() if kernel.operator}
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.Expr | ast.Assign]:
@@ -108,7 +108,7 @@ def _rename(waiting: dict[str, int], old: str, new: str) -> None:
         waiting[new] = waiting.pop(old)
 
 
-def _called(call: ast.Call) -> str:
+def _called_name(call: ast.Call) -> str:
     """The last part of what is called: ``addmm`` of ``extern_kernels.addmm(...)``."""
     if isinstance(call.func, ast.Attribute):
         return call.func.attr
@@ -126,7 +126,7 @@ def _kernel(call: ast.Call, line: int, lines: Sequence[str]) -> Kernel:
     operators, nodes = _in_comment(line, lines)
     if operators:
         return Kernel(_joined(operators), tuple(nodes))
-    called = _called(call)
+    called = _called_name(call)
     if called == "run" and isinstance(call.func, ast.Attribute):
         called = call.func.value.id if isinstance(call.func.value, ast.Name) else called
     if match := _FUSED.fullmatch(called):
@@ -139,14 +139,14 @@ def _in_comment(line: int, lines: Sequence[str]) -> tuple[list[str], list[str]]:
     """Operators and nodes in the comment right above a line; empty if there is none."""
     for text in reversed(lines[: line - 1]):
         if match := _ORIGIN.search(text):
-            operators = [name.replace(".", "::", 1) for name in _listed(match["operators"])]
-            return operators, _listed(match["nodes"])
+            operators = [name.replace(".", "::", 1) for name in _names_in(match["operators"])]
+            return operators, _names_in(match["nodes"])
         if not text.strip().startswith("#") and "get_raw_stream" not in text:
             break
     return [], []
 
 
-def _listed(text: str) -> list[str]:
+def _names_in(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 

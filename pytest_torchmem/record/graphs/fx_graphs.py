@@ -76,10 +76,10 @@ def read_pair(forward: object, backward: object) -> tuple[StaticGraph, StaticGra
     return read_forward, read_backward
 
 
-def with_fx_nodes(graph: object, asked: Callable[[Any], bool]) -> Callable[[StaticNode], bool]:
+def with_fx_nodes(graph: object, is_asked: Callable[[Any], bool]) -> Callable[[StaticNode], bool]:
     """A question to a ``torch.fx.Node``, to be asked of the `StaticNode` that was read from it."""
     nodes = {node.name: node for node in _graph_of(graph).nodes}
-    return lambda node: asked(nodes[node.name])
+    return lambda node: is_asked(nodes[node.name])
 
 
 def graph_nodes(nodes: Iterable[object]) -> torch.fx.Graph:
@@ -90,13 +90,13 @@ def graph_nodes(nodes: Iterable[object]) -> torch.fx.Graph:
 
 
 def _graph_of(graph: object) -> torch.fx.Graph:
-    found = getattr(graph, "graph", graph)
-    if not isinstance(found, torch.fx.Graph):
+    inner = getattr(graph, "graph", graph)
+    if not isinstance(inner, torch.fx.Graph):
         raise EstimateError(
             f"cannot read a {type(graph).__name__} as a graph; give a torch.fx.Graph, a "
             "GraphModule or an ExportedProgram"
         )
-    return found
+    return inner
 
 
 def _signature(program: object) -> dict[str, Category]:
@@ -176,7 +176,7 @@ class _FxReader:
         self._categories = categories
         self._table = table
         self._attributes = graph.owning_module
-        self._seen: set[int] = set()
+        self._seen_storages: set[int] = set()
         self._holds: dict[torch.fx.Node, tuple[int, ...]] = {}
         self._in_backward: set[torch.fx.Node] = set()
 
@@ -188,8 +188,8 @@ class _FxReader:
             dict.fromkeys(self._number(node, kind, i, tensor) for i, tensor in enumerate(tensors))
         )
         self._holds[node] = holds
-        makes = tuple(s for s in holds if s not in self._seen)
-        self._seen.update(makes)
+        makes = tuple(s for s in holds if s not in self._seen_storages)
+        self._seen_storages.update(makes)
         inputs = (s for n in node.all_input_nodes for s in self._holds[n])
         uses = holds if kind is NodeKind.INPUT else tuple(dict.fromkeys(inputs))
         return StaticNode(
@@ -217,9 +217,9 @@ class _FxReader:
     ) -> int:
         # A fake tensor takes its time to say on which device it is.
         key = _key(tensor)
-        known = self._table.numbers.get(key)
-        if known is not None:
-            return known
+        number = self._table.numbers.get(key)
+        if number is not None:
+            return number
         if kind is NodeKind.OPERATOR:
             aliased = self._aliased(node, position)
             if aliased is not None:
@@ -251,8 +251,8 @@ class _FxReader:
             element = _value(source)[key]
         except (TypeError, KeyError, IndexError):
             return None
-        found = [t for t in fake_tensors.leaves(element) if isinstance(t, torch.Tensor)]
-        return self._table.numbers.get(_key(found[0])) if len(found) == 1 else None
+        tensors = [t for t in fake_tensors.leaves(element) if isinstance(t, torch.Tensor)]
+        return self._table.numbers.get(_key(tensors[0])) if len(tensors) == 1 else None
 
     def _given_category(
         self, node: torch.fx.Node, kind: NodeKind, tensor: torch.Tensor

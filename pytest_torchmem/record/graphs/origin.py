@@ -57,8 +57,8 @@ def module_path(node: torch.fx.Node) -> str:
 
 def source_line(node: torch.fx.Node) -> Source | None:
     """The user's line a node was traced from: the innermost one outside torch and site-packages."""
-    found = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-    for frame in reversed(found):
+    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    for frame in reversed(frames):
         if is_user_file(frame["file"]):
             return Source(frame["file"], int(frame["line"]), frame["function"])
     return None

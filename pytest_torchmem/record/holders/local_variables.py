@@ -45,20 +45,20 @@ def places_held_now() -> tuple[Ways, Ways]:
     Both are empty where the search raises an error: no test fails because of it.
     """
     frames = list(_frames())
-    found: list[tuple[Ways, Ways]] = []
-    done = _thread.allocate_lock()
-    done.acquire()
+    answers: list[tuple[Ways, Ways]] = []
+    finished = _thread.allocate_lock()
+    finished.acquire()
 
     def look() -> None:
         try:
-            found.append((_places(frames), _in_garbage()))
+            answers.append((_places(frames), _in_garbage()))
         except Exception:
-            found.append(({}, {}))
+            answers.append(({}, {}))
         finally:
             # The thread may end long after we have gone on. If it kept the frames, nobody would
             # see their variables die.
             frames.clear()
-            done.release()
+            finished.release()
 
     # On this thread the Python tracer would make each of many small calls four times as slow; it
     # does not follow into a new one. Our own watch of threads listens to `threading`, and does not
@@ -67,8 +67,8 @@ def places_held_now() -> tuple[Ways, Ways]:
         _thread.start_new_thread(look, ())
     except RuntimeError:  # the system has no thread to spare
         return {}, {}
-    done.acquire()
-    return found[0]
+    finished.acquire()
+    return answers[0]
 
 
 @quiet
@@ -78,24 +78,24 @@ def _in_garbage() -> Ways:
 
 @quiet
 def _places(frames: Iterable[types.FrameType]) -> Ways:
-    found: Ways = {}
+    ways: Ways = {}
     graphs: list[tuple[torch.Tensor, str]] = []
     for frame in frames:
         for tensor, way in _tensors(_variables(frame), frame.f_code.co_name):
             by = paths.tidy(way)
             for place in places_of(tensor):
-                found.setdefault(place, by)
+                ways.setdefault(place, by)
             if autograd.is_leaf(tensor):
                 for place in places_of(autograd.gradient_of(tensor)):
-                    found.setdefault(place, paths.tidy(f"{way}.grad"))
+                    ways.setdefault(place, paths.tidy(f"{way}.grad"))
             elif len(graphs) < _GRAPHS:
                 graphs.append((tensor, f"{by}, in its autograd graph"))
     for tensor, by in graphs:
         holdings = graph_holdings([tensor])
         for held in (*holdings.saved, *holdings.leaves):
             for place in places_of(held):
-                found.setdefault(place, by)
-    return found
+                ways.setdefault(place, by)
+    return ways
 
 
 def _frames() -> Iterator[types.FrameType]:
@@ -123,12 +123,12 @@ def _tensors(variables: dict[str, object], function: str) -> Iterator[tuple[torc
     waiting: deque[tuple[object, str]] = deque(
         (value, paths.variable(name, function)) for name, value in variables.items()
     )
-    seen: set[int] = set()
-    while waiting and len(seen) < OBJECTS:
+    seen_ids: set[int] = set()
+    while waiting and len(seen_ids) < OBJECTS:
         thing, way = waiting.popleft()
-        if id(thing) in seen or is_a(thing, _OPAQUE):
+        if id(thing) in seen_ids or is_a(thing, _OPAQUE):
             continue
-        seen.add(id(thing))
+        seen_ids.add(id(thing))
         if is_a(thing, torch.Tensor):
             if answers(thing):
                 yield thing, way

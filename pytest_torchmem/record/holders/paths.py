@@ -55,7 +55,7 @@ class Searcher:
     """Finds the ways to objects, and remembers the containers on each way for the next search."""
 
     def __init__(self) -> None:
-        self._known: dict[int, str] = {}
+        self._known_ways: dict[int, str] = {}
         self._keepers: dict[int, str] = {}
         # The first container after the name on each way, by id().
         self._containers: dict[int, object] = {}
@@ -94,7 +94,7 @@ class Searcher:
 
     def _ways_down(self) -> dict[int, str]:
         """The ways to what is in the containers, breadth first."""
-        ways = {number: self._known[number] for number in self._containers}
+        ways = {number: self._known_ways[number] for number in self._containers}
         front = list(self._containers.values())
         for _ in range(_DEPTH_BELOW):
             following = []
@@ -127,7 +127,7 @@ class Searcher:
         for _ in range(depth):
             for thing in front:
                 if name := names.get(id(thing)):
-                    return self._found(name, thing, ways, below), ""
+                    return self._way_from(name, thing, ways, below), ""
             above = [*gc.get_referrers(*front), *heap.referrers_among(self._frozen, front)]
             following: list[object] = []
             for holder in above:
@@ -135,7 +135,7 @@ class Searcher:
                     continue
                 ways[id(holder)] = step_from(holder, held, ways[id(held)])
                 below[id(holder)] = held
-                root = self._known.get(id(holder)) or _root(holder)
+                root = self._known_ways.get(id(holder)) or _root(holder)
                 if not root and _is_stopped_code(holder, held):
                     if not in_stopped:
                         continue
@@ -146,14 +146,14 @@ class Searcher:
                     of_pytest = of_pytest or (root, holder)
                     continue
                 if root:
-                    return self._found(root, holder, ways, below), ""
+                    return self._way_from(root, holder, ways, below), ""
                 following.append(holder)
                 kinds += (tidy(f"{kind}{ways[id(holder)]}") for kind in _kind(holder))
             if not (front := following[:_WIDTH]):
                 break
             skipped |= {id(above), id(following), id(front)}
         if of_pytest:
-            return self._found(*of_pytest, ways, below), ""
+            return self._way_from(*of_pytest, ways, below), ""
         return "", kinds[-1] if kinds else ""
 
     def _of_stopped_code(self, holder: object, ignored: Collection[int]) -> str:
@@ -176,13 +176,15 @@ class Searcher:
         what = f"suspended {getattr(holder, '__qualname__', '')}"
         return f"{keeper}, {what}: " if keeper else f"the {what}: "
 
-    def _found(self, root: str, top: object, ways: dict[int, str], below: dict[int, object]) -> str:
+    def _way_from(
+        self, root: str, top: object, ways: dict[int, str], below: dict[int, object]
+    ) -> str:
         path = root + ways[id(top)]
         at, is_in_container = top, False
         while True:
             # Where a later step rewrote the way from here, the way to here is not known.
             if path.endswith(ways[id(at)]):
-                self._known[id(at)] = path.removesuffix(ways[id(at)])
+                self._known_ways[id(at)] = path.removesuffix(ways[id(at)])
                 if not is_in_container and id(at) in below and _is_entered(at):
                     self._containers[id(at)] = at
                     is_in_container = True
@@ -243,8 +245,8 @@ def _step_of_function(function: types.FunctionType, held: object, way: str) -> s
 
 def _step_of_context(node: object, held: object, way: str) -> str:
     """Return the way from a node of a context's tree, which tells each value before its key."""
-    told = heap.referents(node)
-    key = next((key for value, key in pairwise(told) if value is held), None)
+    referents = heap.referents(node)
+    key = next((key for value, key in pairwise(referents) if value is held), None)
     return f"{key.name!r}{way}" if isinstance(key, contextvars.ContextVar) else way
 
 
@@ -262,15 +264,15 @@ def _namespace(holder: object) -> Any:
 
 def attributes_of(holder: object) -> dict[str, object]:
     """Return an object's attributes, without waking any property."""
-    found = dict(_namespace(holder) or {})
+    names = dict(_namespace(holder) or {})
     for cls in type(holder).__mro__:
         for name, member in vars(cls).items():
             if isinstance(member, types.MemberDescriptorType):
                 try:
-                    found[name] = member.__get__(holder)
+                    names[name] = member.__get__(holder)
                 except AttributeError:
                     continue
-    return found
+    return names
 
 
 def _items(holder: object) -> Iterator[tuple[str, object]]:
@@ -302,8 +304,8 @@ def _root(holder: object) -> str:
         return f"{holder.__module__}.{holder.__qualname__}"
     if heap.is_a(holder, types.FunctionType):
         module = sys.modules.get(holder.__module__ or "")
-        known = getattr(module, holder.__name__, None) is holder
-        return f"{holder.__module__}.{holder.__qualname__}" if known else ""
+        is_module_s = getattr(module, holder.__name__, None) is holder
+        return f"{holder.__module__}.{holder.__qualname__}" if is_module_s else ""
     if type(holder).__name__ == "FixtureDef":
         return f"the fixture {getattr(holder, 'argname', '')!r}: "
     if heap.is_a(holder, contextvars.Context):

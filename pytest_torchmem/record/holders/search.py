@@ -59,7 +59,8 @@ def find_holders(sizes: Mapping[Place, int]) -> list[Kept]:
     wanted = dict(sorted(sizes.items(), key=lambda item: -item[1]))
     # When this returns, nothing keeps the garbage from being collected.
     cycles = ways_in_garbage(collected_garbage(), wanted)
-    freed = _freed_by_a_collection()
+    places = frees_during(gc.collect)
+    freed = None if places is None else set(places)  # None where nobody can tell
     holding = _Holding(wanted)
 
     def kept(place: Place) -> Kept:
@@ -70,12 +71,6 @@ def find_holders(sizes: Mapping[Place, int]) -> list[Kept]:
         return Kept(place, False, NO_TENSOR)
 
     return [kept(place) for place in wanted]
-
-
-def _freed_by_a_collection() -> set[Place] | None:
-    """Collect garbage; return what that freed, or None if nobody can tell."""
-    freed = frees_during(gc.collect)
-    return None if freed is None else set(freed)
 
 
 def ways_in_garbage(
@@ -120,7 +115,7 @@ class _Holding:
 
     def __init__(self, wanted: Mapping[Place, int]) -> None:
         self._tensors: dict[Place, list[tuple[object, str]]] = {}
-        self._found: dict[int, str] = {}
+        self._ways_by_id: dict[int, str] = {}
         self._searcher = Searcher()
         self._arrays: dict[int, tuple[object, str]] | None = None
         self._unreferred: set[int] | None = None
@@ -138,7 +133,7 @@ class _Holding:
         """The way to what holds a storage; ``""`` if none is found, None if not all was tried."""
         tensors = self._tensors[place]
         paths = [(self._search(tensor), how) for tensor, how in tensors[:SEARCHES]]
-        not_found = "" if all(id(tensor) in self._found for tensor, _ in tensors) else None
+        not_found = "" if all(id(tensor) in self._ways_by_id for tensor, _ in tensors) else None
         way = next((path + how for path, how in paths if path), not_found)
         return way or (NO_OBJECT if self._is_unreferred(place) else way)
 
@@ -153,8 +148,8 @@ class _Holding:
         return all(id(tensor) in self._unreferred for tensor, _ in self._tensors[place])
 
     def _search(self, tensor: object) -> str:
-        if id(tensor) not in self._found:
-            if len(self._found) >= SEARCHES:
+        if id(tensor) not in self._ways_by_id:
+            if len(self._ways_by_id) >= SEARCHES:
                 return self._searcher.path_nearby(tensor)
             lists = self._tensors.values()
             ignored = {
@@ -163,8 +158,8 @@ class _Holding:
                 *(id(pair) for held in lists for pair in held),
             }
             way = self._searcher.path_to(tensor, ignored)
-            self._found[id(tensor)] = way or self._way_to_array_of(tensor)
-        return self._found[id(tensor)]
+            self._ways_by_id[id(tensor)] = way or self._way_to_array_of(tensor)
+        return self._ways_by_id[id(tensor)]
 
     def _way_to_array_of(self, tensor: object) -> str:
         """The way to an array of numpy's that has a tensor's memory; ``""`` if there is none."""
@@ -214,14 +209,14 @@ _PLUMBING: Final = (
 
 def collected_garbage() -> list[object]:
     """Return all objects that only the garbage collector would free, still alive."""
-    flags, known = gc.get_debug(), len(gc.garbage)
+    flags, garbage_count = gc.get_debug(), len(gc.garbage)
     gc.set_debug(flags | gc.DEBUG_SAVEALL)
     try:
         gc.collect()
     finally:
         gc.set_debug(flags)
-    garbage = gc.garbage[known:]
-    del gc.garbage[known:]
+    garbage = gc.garbage[garbage_count:]
+    del gc.garbage[garbage_count:]
     return garbage
 
 

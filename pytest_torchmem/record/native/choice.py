@@ -36,7 +36,7 @@ class Choice:
         reasons: Why there is no library, no stacks, or none for a GPU: a sentence each.
     """
 
-    _made: ClassVar[Choice | None] = None
+    _current: ClassVar[Choice | None] = None
     _lock: ClassVar[threading.RLock] = threading.RLock()
 
     @classmethod
@@ -46,9 +46,9 @@ class Choice:
         ``say`` is called before the library is compiled, which takes 10 to 30 s.
         """
         with cls._lock:
-            if cls._made is None:
-                cls._made = cls(say)
-            return cls._made
+            if cls._current is None:
+                cls._current = cls(say)
+            return cls._current
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.library: Library | None = None

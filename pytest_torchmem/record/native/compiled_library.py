@@ -110,13 +110,13 @@ class CompiledLibrary:
                 "this takes 10 to 30 s"
             )
             with unfinished(folder) as work:
-                made = work / folder.name
-                made.mkdir()
-                library = made / path.name
+                new_folder = work / folder.name
+                new_folder.mkdir()
+                library = new_folder / path.name
                 self.compile(work, library)
                 _sum_file(library).write_text(_sum_of(library))
                 shutil.rmtree(folder, ignore_errors=True)
-                made.rename(folder)
+                new_folder.rename(folder)
 
         make_once(folder, lambda: not anew and _is_whole(path), make)
         return path
@@ -159,9 +159,9 @@ def _places() -> Iterator[Path]:
     own = Path(tempfile.gettempdir()) / f"pytest-torchmem-{os.getuid()}"
     with suppress(OSError):
         own.mkdir(mode=0o700, exist_ok=True)
-        found = own.lstat()
-        is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-        if is_own and not found.st_mode & 0o077:
+        status = own.lstat()
+        is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+        if is_own and not status.st_mode & 0o077:
             yield own / "recorder"
 
 

@@ -125,12 +125,12 @@ class Library:
 
 def _pieces(address: Callable[[int], int], count: int, dtype: np.dtype[np.void]) -> Pieces:
     """Return the first ``count`` rows of a table: each piece is as large as all before it."""
-    found: Pieces = []
+    pieces: Pieces = []
     begin, end = 0, _FIRST
     while begin < count:
         rows = min(count, end) - begin
         kind: Any = ctypes.c_char * (rows * dtype.itemsize)
-        memory: Any = kind.from_address(address(len(found)))
-        found.append(np.frombuffer(memory, dtype))
+        memory: Any = kind.from_address(address(len(pieces)))
+        pieces.append(np.frombuffer(memory, dtype))
         begin, end = end, 2 * end
-    return found
+    return pieces

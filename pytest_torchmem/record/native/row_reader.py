@@ -65,7 +65,7 @@ class RowReader:
 
         ``known`` are the places of storages on the CPU that were there at the start.
         """
-        rows, mentions = self._noted()
+        rows, mentions = self._noted_rows()
         kinds = rows["kind"]
         # Memory that was not seen to be made: its birth stands where an operator met it first.
         is_met = (kinds == EventKind.ALLOCATION) & (rows["scope"] > 0)
@@ -97,7 +97,7 @@ class RowReader:
         events["end_ns"] = stops
         return Tables(events, tensors, allocations, module_calls, details)
 
-    def _noted(self) -> tuple[_NotedRows, _NotedRows]:
+    def _noted_rows(self) -> tuple[_NotedRows, _NotedRows]:
         """Return the rows of all threads, and the mentions in them."""
         threads = [*self._library.threads(ROW, MENTION)]
         rows = _NotedRows(ROW, [own for own, _ in threads])
@@ -177,14 +177,14 @@ class RowReader:
         As in torch's own tree, the evaluation of a node has the node's number.
         """
         values = rows["value"]
-        found = np.full(len(values), -1, np.int64)
-        found[operators] = values[operators]
+        places = np.full(len(values), -1, np.int64)
+        places[operators] = values[operators]
         nodes = operators[scopes == Scope.BACKWARD_FUNCTION][::-1]
         around = rows["parent"][nodes]
         evaluated = (around >= 0) & (rows["kind"][around] == EventKind.TORCH_OP)
         evaluated &= (rows["scope"][around] == Scope.FUNCTION) & (values[around] < 0)
-        found[around[evaluated]] = found[nodes[evaluated]]
-        return found
+        places[around[evaluated]] = places[nodes[evaluated]]
+        return places
 
     def _tensors(self, mentions: _NotedRows, of_rows: NDArray[np.int32]) -> Table:
         events, arguments = mentions["row"], mentions["argument"]
@@ -202,30 +202,30 @@ class RowReader:
         mutable = np.full(len(events), Mutable.UNKNOWN, np.uint8)
         of_mentions = of_rows[events]
         # A call from TorchScript may come with more than its schema has.
-        known = np.flatnonzero(arguments < counts[of_mentions])
-        mutable[known] = letters[starts[of_mentions[known]] + arguments[known]]
+        known_rows = np.flatnonzero(arguments < counts[of_mentions])
+        mutable[known_rows] = letters[starts[of_mentions[known_rows]] + arguments[known_rows]]
         table["mutable"] = mutable
         return table
 
     def _allocations(
         self, rows: _NotedRows, mentions: _NotedRows, counted: NDArray[np.bool_]
     ) -> Table:
-        found = np.flatnonzero((rows["kind"] == EventKind.ALLOCATION) & counted)
-        table = table_for(len(found), ALLOCATION)
+        allocations = np.flatnonzero((rows["kind"] == EventKind.ALLOCATION) & counted)
+        table = table_for(len(allocations), ALLOCATION)
         for name in ALLOCATION.names or ():
             table[name] = np.zeros(1, ALLOCATION[name])
-        devices, sizes = rows["device"][found], rows["stop"][found]
-        keyed = np.ones(len(found), np.bool_)
-        table["event"], table["device"] = found, self._devices(devices)
-        table["ptr"] = rows["value"][found].view(np.uint64)
+        devices, sizes = rows["device"][allocations], rows["stop"][allocations]
+        keyed = np.ones(len(allocations), np.bool_)
+        table["event"], table["device"] = allocations, self._devices(devices)
+        table["ptr"] = rows["value"][allocations].view(np.uint64)
         on_gpu = np.flatnonzero(devices != 0)
         if len(on_gpu):
-            asked = np.zeros(len(found), np.int64)
-            asked[on_gpu] = sizes[on_gpu]
-            table["requested_bytes"] = asked
-            blocks = (np.abs(asked[on_gpu]) + _BLOCK - 1) // _BLOCK * _BLOCK
-            sizes[on_gpu] = np.sign(asked[on_gpu]) * blocks
-            keyed[on_gpu] = self._are_mentioned(rows, mentions, found[on_gpu])
+            requested_bytes = np.zeros(len(allocations), np.int64)
+            requested_bytes[on_gpu] = sizes[on_gpu]
+            table["requested_bytes"] = requested_bytes
+            blocks = (np.abs(requested_bytes[on_gpu]) + _BLOCK - 1) // _BLOCK * _BLOCK
+            sizes[on_gpu] = np.sign(requested_bytes[on_gpu]) * blocks
+            keyed[on_gpu] = self._are_mentioned(rows, mentions, allocations[on_gpu])
         table["size_bytes"], table["keyed"] = sizes, keyed
         return table
 
@@ -248,16 +248,16 @@ class RowReader:
         order = np.lexsort((at, times, pointers))
         is_birth = order < len(births)
         last = np.maximum.accumulate(np.where(is_birth, np.arange(len(order)), -1))
-        found = np.flatnonzero(~is_birth & (last >= 0))
-        found = found[pointers[order[last[found]]] == pointers[order[found]]]
+        rereads = np.flatnonzero(~is_birth & (last >= 0))
+        rereads = rereads[pointers[order[last[rereads]]] == pointers[order[rereads]]]
         mentioned = np.zeros(rows.count, np.bool_)
-        mentioned[births[order[last[found]]]] = True
+        mentioned[births[order[last[rereads]]]] = True
         return mentioned[allocations]
 
     def _devices(self, codes: NDArray[np.int16]) -> NDArray[np.int16]:
         """Return the numbers of devices: the library has the type in the upper byte."""
-        found, place = np.unique(codes, return_inverse=True)
-        numbers = [self.device_names.number(_device(code)) for code in found.tolist()]
+        distinct_codes, place = np.unique(codes, return_inverse=True)
+        numbers = [self.device_names.number(_device(code)) for code in distinct_codes.tolist()]
         return np.array(numbers, np.int16)[place]
 
 
@@ -307,13 +307,13 @@ def _were_there(
 
     The first at each place does, where a storage is known to have been: what was there was met.
     """
-    found = np.zeros(rows.count, np.bool_)
+    is_there = np.zeros(rows.count, np.bool_)
     met = np.flatnonzero(is_met)
     if len(met) and len(known):
         places = rows["value"][met].view(np.uint64)
         _, first = np.unique(places, return_index=True)
-        found[met[first[np.isin(places[first], known)]]] = True
-    return found
+        is_there[met[first[np.isin(places[first], known)]]] = True
+    return is_there
 
 
 @lru_cache(maxsize=64)

@@ -69,8 +69,8 @@ def _wrong_memory(tables: Tables, columns: RowReader, input_address: int) -> str
     if not (operators < events["end"][first]).all():
         return "the operators that aten::add calls are not within it"
     mentioned = tables.tensors[tables.tensors["event"] == first]
-    found = (mentioned["ptr"] == input_address) & (mentioned["role"] == Role.OPERATOR_INPUT)
-    if mentioned["size_bytes"][found].tolist() != [12]:
+    is_mention = (mentioned["ptr"] == input_address) & (mentioned["role"] == Role.OPERATOR_INPUT)
+    if mentioned["size_bytes"][is_mention].tolist() != [12]:
         return "the input of aten::add was not seen"
     return _wrong_allocations(np.array(tables.allocations), np.array(events))
 
@@ -90,27 +90,27 @@ def _wrong_allocations(allocations: Table, events: Table) -> str:
 
 def _calls(frame: FrameType | None, line: int) -> list[tuple[str, str, int]]:
     """Return the functions that run, outermost first: name, file, and the line each is on."""
-    found = []
+    calls = []
     while frame is not None:
-        found.append((frame.f_code.co_name, resolved(frame.f_code.co_filename), line))
+        calls.append((frame.f_code.co_name, resolved(frame.f_code.co_filename), line))
         frame = frame.f_back
         line = frame.f_lineno or 0 if frame else 0
-    return found[::-1]
+    return calls[::-1]
 
 
 def _wrong_stack(tables: Tables, columns: RowReader, wanted: list[tuple[str, str, int]]) -> str:
     events, strings = tables.events, columns.strings.values()
-    row, line, found = int(tables.allocations["event"][0]), 0, []
+    row, line, seen_calls = int(tables.allocations["event"][0]), 0, []
     line = int(events["line"][row])
     while (row := int(events["parent"][row])) >= 0:
         if events["kind"][row] == EventKind.PY_CALL:
             name, file = (strings[int(events[part][row])] for part in ("name", "file"))
-            found.append((name, file, line))
+            seen_calls.append((name, file, line))
             line = int(events["line"][row])
-    found.reverse()
-    for seen, there in zip(found, wanted, strict=False):
+    seen_calls.reverse()
+    for seen, there in zip(seen_calls, wanted, strict=False):
         if seen != there:
             return "{} ({}:{}) was seen where {} ({}:{}) ran".format(*seen, *there)
-    if len(found) != len(wanted):
-        return f"{len(found)} functions were seen where {len(wanted)} ran"
+    if len(seen_calls) != len(wanted):
+        return f"{len(seen_calls)} functions were seen where {len(wanted)} ran"
     return ""

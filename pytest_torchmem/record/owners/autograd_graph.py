@@ -38,18 +38,18 @@ def graph_holdings(roots: Iterable[object]) -> GraphHoldings:
 
 
 def _saved_by(node: Node) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for name in _names_of(type(node)):
         try:
             value = getattr(node, name)
         except RuntimeError:  # the graph was freed by an earlier backward
             continue
         for item in value if type(value) in (tuple, list) else (value,):
-            found += tensors_within(autograd.raw_saved(item))
+            tensors += tensors_within(autograd.raw_saved(item))
     # A custom Function may also keep tensors as attributes of its context.
     if isinstance(node, torch.autograd.function.BackwardCFunction):
-        found += tensors_within(vars(node))
-    return found
+        tensors += tensors_within(vars(node))
+    return tensors
 
 
 # The attributes in which nodes show the tensors that they saved. Programs make classes of nodes.
@@ -65,12 +65,12 @@ def _names_of(kind: type[Node]) -> tuple[str, ...]:
 def nodes_below(roots: Iterable[object]) -> Iterator[Node]:
     """Every node of the graphs that end in ``roots``: tensors, or edges that stand for one."""
     waiting = [node for root in roots for node in _nodes_of(root) if node is not None]
-    seen: set[Node] = set(waiting)
+    seen_nodes: set[Node] = set(waiting)
     while waiting:
         yield (node := waiting.pop())
         for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
+            if following is not None and following not in seen_nodes:
+                seen_nodes.add(following)
                 waiting.append(following)
 
 

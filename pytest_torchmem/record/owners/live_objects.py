@@ -54,8 +54,8 @@ class Census:
         self._classes = classes
         self._callback: Any = None
         # Both are the callback's: what it found, and a None for each collection that it saw.
-        self._known: list[CensusReference] = []
-        self._noted: list[None] = []
+        self._references: list[CensusReference] = []
+        self._notes: list[None] = []
         # What `_unseen` said when all was known or young.
         self._complete: tuple[int, ...] = ()
         self._due = _DueCollection()
@@ -63,7 +63,7 @@ class Census:
     def watch_by(self, library: Library) -> None:
         """Learn by a library what is about to be old, from now on."""
         if self._callback is None and HAS_GENERATIONS:
-            arguments = (get_objects, CensusReference, self._classes, self._known, self._noted)
+            arguments = (get_objects, CensusReference, self._classes, self._references, self._notes)
             callback = library.collection_callback((*arguments, gc.callbacks))
             self._callback = callback if callable(callback) else None
         # It comes last: after others, which are Python's, other threads may run.
@@ -76,10 +76,10 @@ class Census:
         """Return every living instance of the classes."""
         unseen = self._unseen()
         if unseen and unseen == self._complete:
-            found = _each_once(self._alive(), _young(self._classes))
+            objects = _each_once(self._alive(), _young(self._classes))
             # A collection may have run just now.
             if unseen == self._unseen():
-                return found
+                return objects
         return self._look()
 
     def settle(self, must_collect: Callable[[], bool] = lambda: False) -> None:
@@ -98,7 +98,7 @@ class Census:
             # That was a long look. What another thread makes after the next one becomes old at
             # once, and can no longer be told from what was imported.
             others = _where_others_stand()
-        self._known += map(CensusReference, _young(self._classes))
+        self._references += map(CensusReference, _young(self._classes))
         if self._due.collect_young() or frozen_count() or must_collect():
             self._due.collect()
         else:
@@ -113,20 +113,20 @@ class Census:
         if not HAS_GENERATIONS:
             return ()
         counts = sum(generation["collections"] for generation in get_stats()[1:])
-        return counts - len(self._noted), frozen_count()
+        return counts - len(self._notes), frozen_count()
 
     def _alive(self) -> list[object]:
         """Return what is known and lives, and forget the rest."""
-        alive = {id(thing): known for known in self._known if (thing := known()) is not None}
-        self._known[:] = alive.values()
-        return [thing for known in self._known if (thing := known()) is not None]
+        alive = {id(thing): known for known in self._references if (thing := known()) is not None}
+        self._references[:] = alive.values()
+        return [thing for known in self._references if (thing := known()) is not None]
 
     def _look(self) -> list[object]:
         unseen = self._unseen()
-        found = instances_of(self._classes)
-        self._known[:] = map(CensusReference, found)
+        instances = instances_of(self._classes)
+        self._references[:] = map(CensusReference, instances)
         self._complete = unseen
-        return found
+        return instances
 
 
 # Python looks at everything once so large a part of it is new.
@@ -209,9 +209,9 @@ class Live(NamedTuple):
 
 def find_live() -> Live:
     """Return everything of torch's that is alive."""
-    found = _CENSUS.find()
-    modules, optimizers = _of(torch.nn.Module, found), _of(torch.optim.Optimizer, found)
-    return Live(_tensors(found), _of(torch.UntypedStorage, found), modules, optimizers)
+    objects = _CENSUS.find()
+    modules, optimizers = _of(torch.nn.Module, objects), _of(torch.optim.Optimizer, objects)
+    return Live(_tensors(objects), _of(torch.UntypedStorage, objects), modules, optimizers)
 
 
 def find_modules() -> list[torch.nn.Module]:
@@ -225,12 +225,12 @@ def find_holding() -> list[torch.Tensor | torch.UntypedStorage]:
     return [*live.tensors, *live.storages]
 
 
-def _tensors(found: Sequence[object]) -> list[torch.Tensor]:
-    return [tensor for tensor in _of(torch.Tensor, found) if answers(tensor)]
+def _tensors(objects: Sequence[object]) -> list[torch.Tensor]:
+    return [tensor for tensor in _of(torch.Tensor, objects) if answers(tensor)]
 
 
-def _of(kind: type[_T], found: Sequence[object]) -> list[_T]:
-    return [thing for thing in found if is_a(thing, kind)]
+def _of(kind: type[_T], objects: Sequence[object]) -> list[_T]:
+    return [thing for thing in objects if is_a(thing, kind)]
 
 
 def settle_collector(must_collect: Callable[[], bool]) -> None:
@@ -262,4 +262,8 @@ class SwapWatch:
 
     @staticmethod
     def getweakrefs(thing: object) -> list[weakref.ref[Any]]:
-        return [known for known in weakref.getweakrefs(thing) if type(known) is not CensusReference]
+        return [
+            reference
+            for reference in weakref.getweakrefs(thing)
+            if type(reference) is not CensusReference
+        ]

@@ -120,18 +120,18 @@ class KnownModules:
     def update(self, modules: Iterable[torch.nn.Module]) -> None:
         for module in modules:
             if self.get(module) is None:
-                known = _Known(weakref.ref(module), next(self._numbers), {})
-                self._known[id(module)] = known
+                entry = _Known(weakref.ref(module), next(self._numbers), {})
+                self._known[id(module)] = entry
 
     def get(self, module: torch.nn.Module) -> _Known | None:
         """Return what is known of a module; None for one that was not met."""
-        known = self._known.get(id(module))
-        return known if known is not None and known.module() is module else None
+        entry = self._known.get(id(module))
+        return entry if entry is not None and entry.module() is module else None
 
     def alive(self) -> list[tuple[torch.nn.Module, _Known]]:
         """Return those that live; the others are forgotten."""
-        found = [(m, known) for known in self._known.values() if (m := known.module()) is not None]
-        self._known = {id(module): known for module, known in found}
+        found = [(m, entry) for entry in self._known.values() if (m := entry.module()) is not None]
+        self._known = {id(module): entry for module, entry in found}
         return found
 
 
@@ -226,8 +226,8 @@ class OwnershipWatch:
     def sample(self, mark: int) -> None:
         """Log what the known modules hold now."""
         self._find_unhooked(mark)
-        for module, known in self._modules.alive():
-            self._log_held(mark, module, known.noted)
+        for module, entry in self._modules.alive():
+            self._log_held(mark, module, entry.noted)
 
     def _find_unhooked(self, mark: int) -> None:
         """Learn what compiled code made or stepped, where no hook of ours is called."""
@@ -254,9 +254,9 @@ class OwnershipWatch:
                 self._log.owner(mark, Ownership.BUFFER, buffer, id(module), name)
         for name, child in submodules_of(module).items():
             if child is not None:
-                known, kind = self._modules.get(child), type(child).__name__
+                entry, kind = self._modules.get(child), type(child).__name__
                 # Its class may become another one, as by a parametrization.
-                place = known and known.number << 32 | self._log.strings.number(kind)
+                place = entry and entry.number << 32 | self._log.strings.number(kind)
                 if place is None or noted.get(name) != place:
                     self._log.edge(mark, child, module, name)
                 if place is not None:
@@ -321,8 +321,8 @@ class OwnershipWatch:
         The recording has most of the new storages; this look finds the rest.
         """
         self._find_unhooked(mark)
-        for module, known in self._modules.alive():
-            self._log_held(mark, module, known.noted, gradients=False)
+        for module, entry in self._modules.alive():
+            self._log_held(mark, module, entry.noted, gradients=False)
         live = find_live()
         self._log_graphs(mark, live.tensors)
         self._log_ends(mark, live)
@@ -354,8 +354,8 @@ class OwnershipWatch:
         mark = self._mark(MarkKind.BACKWARD_END, "")
         self._depth -= 1
         for leaf in leaves:
-            if (found := autograd.gradient_of(leaf)) is not None:
-                self._log.owner(mark, self._gradient_kind(leaf), found)
+            if (gradient := autograd.gradient_of(leaf)) is not None:
+                self._log.owner(mark, self._gradient_kind(leaf), gradient)
         # The gradients of a backward pass within another one go on into the outer one: those of a
         # checkpoint do.
         kind = Ownership.GRADIENT_ROOT if self._depth else Ownership.RETURNED
@@ -448,10 +448,10 @@ class OwnershipWatch:
         def resized(storage: torch.UntypedStorage, size: int) -> object:
             __tracebackhide__ = True
             place = self._followed(storage)
-            done = resize(storage, size)
+            result = resize(storage, size)
             if place and data_ptr(storage) != place[1]:
                 self._on_freed(place, None)
-            return done
+            return result
 
         return resized
 
@@ -496,7 +496,7 @@ class WatchedEngine:
     def __init__(self, engine: Any, watch: OwnershipWatch, patches: Installed) -> None:
         self._engine = engine
         self._watch: OwnershipWatch | None = watch
-        self._noted: set[int] = set()
+        self._noted_threads: set[int] = set()
         patches.finally_do(self._end)
 
     def _end(self) -> None:
@@ -509,8 +509,8 @@ class WatchedEngine:
     def run_backward(self) -> _Run:
         run: _Run = self._engine.run_backward
         thread = get_ident()
-        if thread in self._noted:
-            self._noted.discard(thread)
+        if thread in self._noted_threads:
+            self._noted_threads.discard(thread)
             return run
         return partial(self._run, run, False)
 
@@ -539,11 +539,11 @@ class WatchedEngine:
         leaves = watch.before_backward(tensors, grad_tensors, create_graph)
         thread = get_ident()
         if by_torch:
-            self._noted.add(thread)
+            self._noted_threads.add(thread)
         try:
             gradients = run(*arguments, **kwargs)
         finally:
-            self._noted.discard(thread)
+            self._noted_threads.discard(thread)
             for device in _devices(tensors):
                 autograd.await_engine(device, self._engine)
             watch.after_backward(leaves, gradients or ())

@@ -127,13 +127,13 @@ def tensors_within(value: object) -> list[torch.Tensor]:
         value = [*value.values()]
     if not isinstance(value, (tuple, list)):
         return []
-    found = []
+    tensors = []
     for item in value:
         if type(item) is torch.Tensor:
-            found.append(item)
+            tensors.append(item)
         else:
-            found += tensors_within(item)
-    return found
+            tensors += tensors_within(item)
+    return tensors
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor:

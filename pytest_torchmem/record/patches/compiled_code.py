@@ -25,7 +25,7 @@ class CompilerImport:
     """
 
     def __init__(self, done: Callable[[], None]) -> None:
-        self._done = untraced(done)
+        self._when_done = untraced(done)
 
     def install(self, patches: Installed) -> None:
         """Begin, until ``patches`` are removed; needless where the compiler is there."""
@@ -33,7 +33,7 @@ class CompilerImport:
             patches.replace("importlib._bootstrap._find_and_load", self._noticing)
 
     def _noticing(self, original: Any) -> Any:
-        done = self._done
+        done = self._when_done
 
         def _find_and_load(name: str, import_: Any) -> Any:
             if name not in compiler.PACKAGES or compiler.has_begun():
@@ -56,7 +56,7 @@ class CompilationWatch:
     """Calls ``done`` after each compilation, on whatever thread, while its graphs are alive."""
 
     def __init__(self, done: Callable[[], None]) -> None:
-        self._done = untraced(done)
+        self._when_done = untraced(done)
 
     def install(self, patches: Installed) -> None:
         """Begin to listen, unless the compiler is not even imported."""
@@ -78,7 +78,7 @@ class CompilationWatch:
         patches.replace(compiler.CLEAR_CALLBACKS, clearing)
 
     def _end(self, *args: object) -> None:
-        self._done()
+        self._when_done()
 
 
 _PACKAGE: Final = f"{__name__.partition('.')[0]}."
@@ -100,13 +100,13 @@ class CompiledRegions:
 
     def __init__(self, enter: Callable[[], None], leave: Callable[[], None]) -> None:
         self._enter, self._leave = enter, leave
-        self._inside: set[int] = set()
+        self._threads_inside: set[int] = set()
 
     def install(self, patches: Installed) -> None:
         """Begin to listen, unless the compiler is not even imported."""
         if compiler.is_imported():
             hide_from_dynamo()
-            patches.finally_do(self._inside.clear)
+            patches.finally_do(self._threads_inside.clear)
             for name in compiler.setters():
                 patches.replace(name, self._listening)
 
@@ -124,11 +124,11 @@ class CompiledRegions:
 
     def _note(self, inside: bool) -> None:
         thread = get_ident()
-        if inside == (thread in self._inside):
+        if inside == (thread in self._threads_inside):
             return
-        self._inside ^= {thread}
+        self._threads_inside ^= {thread}
         # Tables and functions are those of all threads.
-        if len(self._inside) == inside:
+        if len(self._threads_inside) == inside:
             (self._enter if inside else self._leave)()
 
 

@@ -126,8 +126,8 @@ class EventTree:
 
     def calls(self, numbers: NDArray[np.int64]) -> list[profiler.ProfilerEvent]:
         """Return Python calls that led to something, by their places in ``python``."""
-        found = map(self.python.__getitem__, numbers.tolist())
-        return [call for call in found if call is not None]
+        events = map(self.python.__getitem__, numbers.tolist())
+        return [call for call in events if call is not None]
 
     def children(self, call: int) -> list[profiler.ProfilerEvent]:
         """Return the events directly below a Python call, by its place in ``python``."""

@@ -42,8 +42,8 @@ def trace_of(profile: object, whole: bool = False) -> Trace:
     """
     inner = getattr(profile, "profiler", profile)
     is_result = hasattr(inner, "experimental_event_tree")
-    found = inner if is_result else getattr(inner, "kineto_results", None)
-    result = cast("profiler.ProfilerResult | None", found)
+    results = inner if is_result else getattr(inner, "kineto_results", None)
+    result = cast("profiler.ProfilerResult | None", results)
     if result is None and not hasattr(inner, "kineto_results"):
         raise TraceError(
             f"a {type(profile).__name__} is no profile; give a torch.profiler.profile after it has "
@@ -126,6 +126,6 @@ def kind_by_name(name: str, on_gpu: bool) -> DeviceEventKind | None:
 
 def _first_gpu(allocations: Table, names: Sequence[str]) -> str:
     """Return the first GPU that something was allocated on; without any, the CPU."""
-    found = (names[number] for number in np.unique(allocations["device"]).tolist())
-    gpus = (name for name in found if name != "cpu")
+    devices = (names[number] for number in np.unique(allocations["device"]).tolist())
+    gpus = (name for name in devices if name != "cpu")
     return min(gpus, key=lambda name: (len(name), name), default="cpu")

@@ -180,13 +180,16 @@ class InputShapes:
         return number
 
     def _shape(self, name: str, exact: tuple[object, ...], inputs: Sequence[object]) -> InputShape:
-        found = _SIGNATURES.get((name, exact))
-        if found is None:
+        signature_and_places = _SIGNATURES.get((name, exact))
+        if signature_and_places is None:
             signature = resolve(name, tuple(_kind(value) for value in inputs))
-            found = signature, tuple(n for n, value in enumerate(inputs) for _ in flat([value]))
+            signature_and_places = (
+                signature,
+                tuple(n for n, value in enumerate(inputs) for _ in flat([value])),
+            )
             if name in _SCHEMAS and len(_SIGNATURES) < _MOST_SIGNATURES:
-                _SIGNATURES[name, exact] = found
-        signature, arguments = found
+                _SIGNATURES[name, exact] = signature_and_places
+        signature, arguments = signature_and_places
         mutable = tuple(int(signature.mutable[a]) for a in arguments)
         return InputShape(self._strings.number(name), signature.is_operator, arguments, mutable)
 
@@ -227,7 +230,7 @@ class InputSizes:
 
     def __init__(self, strings: StringTable) -> None:
         self._strings = strings
-        self._known: dict[tuple[tuple[int, ...], ...], int] = {}
+        self._number_by_shapes: dict[tuple[tuple[int, ...], ...], int] = {}
         #: For each operator the number of its text.
         self.numbers: list[int] = []
 
@@ -237,9 +240,11 @@ class InputSizes:
             tuple(_sizes(value)) if type(value) is profiler.TensorMetadata else ()
             for value in inputs
         )
-        number = self._known.get(sizes)
+        number = self._number_by_shapes.get(sizes)
         if number is None:
-            number = self._known[sizes] = self._strings.number(str(list(map(list, sizes))))
+            number = self._number_by_shapes[sizes] = self._strings.number(
+                str(list(map(list, sizes)))
+            )
         self.numbers.append(number)
 
 

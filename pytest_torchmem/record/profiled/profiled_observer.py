@@ -29,7 +29,7 @@ class ProfiledObserver:
         self.strings, self.device_names = self._reader.strings, self._reader.device_names
         self._session: profiler.Session | None = None
         self._parts: list[Tables] = []
-        self._lost: RecordingError | None = None
+        self._error: RecordingError | None = None
 
     now_ns = staticmethod(time_ns)
 
@@ -60,7 +60,7 @@ class ProfiledObserver:
         try:
             self._parts.append(self._reader.read(session.stop()))
         except RecordingError as error:
-            self._lost = error
+            self._error = error
             raise
 
     go_on = begin
@@ -75,8 +75,8 @@ class ProfiledObserver:
 
         Raises `RecordingError` where the body ran a profiler of its own.
         """
-        if self._lost is not None:
-            raise self._lost
+        if self._error is not None:
+            raise self._error
         tables = joined(self._parts)
         place_marks(tables.events, marks, self.strings)
         return tables

@@ -50,12 +50,12 @@ def find_gaps(tree: EventTree, kept: WorthKeeping, is_users: Callable[[int], boo
     functions = set(parents[in_function].tolist())
     users = {function for function in functions if is_users(int(kept.row[function]))}
     below = _Below.of(tree, users, is_call)
-    found = []
+    gaps = []
     for (function, number), places in below.runs(np.flatnonzero(in_function[below.rows])).items():
         after, before = below.line(function, number - 1), below.line(function, number)
         operators = tuple(kept.row[below.rows[places]].tolist())
-        found.append(Gap(int(kept.row[function]), operators, after or 0, before or 0))
-    return found
+        gaps.append(Gap(int(kept.row[function]), operators, after or 0, before or 0))
+    return gaps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,7 +176,7 @@ class PythonCalls:
         the gaps' order.
         """
         names_left, sources = iter(names), cache(functions_of)
-        rows, found = list[int](), list[int]()
+        rows, lines = list[int](), list[int]()
 
         # A loop has the same gap each time it turns.
         @cache
@@ -186,8 +186,8 @@ class PythonCalls:
         for gap, text in zip(gaps, texts, strict=True):
             function, run = self._function(text), tuple(islice(names_left, len(gap.operators)))
             rows += gap.operators
-            found += lines_of(function.path, function.first_line, run, gap.after, gap.before)
-        events["line"][rows] = found
+            lines += lines_of(function.path, function.first_line, run, gap.after, gap.before)
+        events["line"][rows] = lines
 
     def is_users(self, text: str) -> bool:
         """Return whether the function with that event name has a source, and no library's."""
@@ -195,19 +195,19 @@ class PythonCalls:
         return function.file >= 0 and not function.path.startswith(self._libraries)
 
     def _function(self, text: str) -> _FrameText:
-        found = self._functions.get(text)
-        if found is None:
+        frame = self._functions.get(text)
+        if frame is None:
             number = self._strings.number
             plain, file, line, function = _taken_apart(text)
             plain_number = number(plain)
             if function is None:
-                found = _FrameText(plain_number, plain_number, -1, "", 0)
+                frame = _FrameText(plain_number, plain_number, -1, "", 0)
             else:
                 if (path := self._paths.get(file)) is None:
                     path = self._paths[file] = full_path(file)
-                found = _FrameText(plain_number, number(function), number(path), path, line)
-            self._functions[text] = found
-        return found
+                frame = _FrameText(plain_number, number(function), number(path), path, line)
+            self._functions[text] = frame
+        return frame
 
 
 @lru_cache(maxsize=4096)

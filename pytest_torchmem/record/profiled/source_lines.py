@@ -86,9 +86,11 @@ def operator_lines(
 def _run(candidates: Sequence[OperatorLine], names: Sequence[set[str]], number: int) -> list[int]:
     """Return the places of the operators that run from ``number`` on, up to one not among them."""
     places: list[int] = []
-    left = enumerate(candidates)
+    remaining = enumerate(candidates)
     for following in range(number, len(names)):
-        place = next((p for p, c in left if not names[following].isdisjoint(c.operators)), None)
+        place = next(
+            (p for p, c in remaining if not names[following].isdisjoint(c.operators)), None
+        )
         if place is None:
             break
         places.append(place)
@@ -109,14 +111,14 @@ def _between(function: FunctionLines, after: int, before: int) -> list[OperatorL
     Where both calls stand in one loop, it may have turned between them: then the rest of the loop
     comes first, and its beginning up to the second call after that.
     """
-    known = function.operators
-    straight = [c for c in known if after <= c.line <= (before or c.line)]
+    operators = function.operators
+    straight = [c for c in operators if after <= c.line <= (before or c.line)]
     around = [(b, e) for b, e in function.loops if b <= before <= e and b <= after <= e]
     if not around or before > after:
         return straight
     begin, end = max(around)
-    rest = [c for c in known if after <= c.line <= end and c not in straight]
-    return straight + rest + [c for c in known if begin <= c.line <= before]
+    rest = [c for c in operators if after <= c.line <= end and c not in straight]
+    return straight + rest + [c for c in operators if begin <= c.line <= before]
 
 
 def functions_of(path: str) -> dict[int, FunctionLines]:
@@ -147,11 +149,11 @@ def _parsed(path: str, version: str | int) -> dict[int, FunctionLines]:
             )
         elif isinstance(node, (ast.Lambda, *_COMPREHENSIONS)):
             # Several may begin on one line, and Python names them by it alone.
-            known = functions.get(node.lineno, FunctionLines())
+            lines = functions.get(node.lineno, FunctionLines())
             parts = [node.body] if isinstance(node, ast.Lambda) else ast.iter_child_nodes(node)
             operators = (o for part in parts for o in _operators(part))
             functions[node.lineno] = FunctionLines(
-                (*known.operators, *operators), (*known.loops, *_loops(node))
+                (*lines.operators, *operators), (*lines.loops, *_loops(node))
             )
     return functions
 

@@ -81,12 +81,12 @@ def segments(name: str) -> list[ReservedSegment]:
     cuda: Any = torch.cuda
     return [
         ReservedSegment(
-            found["address"],
-            found["total_size"],
-            tuple(found.get("segment_pool_id", (0, 0))) != (0, 0),
+            segment["address"],
+            segment["total_size"],
+            tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0),
         )
-        for found in cuda.memory_snapshot()
-        if found["device"] == device.index
+        for segment in cuda.memory_snapshot()
+        if segment["device"] == device.index
     ]
 
 

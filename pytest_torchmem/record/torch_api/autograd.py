@@ -21,7 +21,6 @@ CHECKED: Final[Checked] = {
     "torch.autograd.Variable._execution_engine": ("2.10.0", "2.15.0"),
     "torch.autograd._engine_run_backward": ("2.10.0", "2.15.0"),
     "torch.autograd.graph.Node._raw_saved_*": ("2.10.0", "2.15.0"),
-    "torch.autograd.graph.Node._sequence_nr": ("2.10.0", "2.15.0"),
     "torch.utils._python_dispatch._disable_current_modes": ("2.10.0", "2.15.0"),
 }
 
@@ -154,12 +153,6 @@ def in_backward() -> bool:
 def raw_saved(saved: Any) -> Any:
     """Return what autograd stored: a tensor, or a pack hook's result. Unpacks nothing."""
     return saved if isinstance(saved, torch.Tensor) else getattr(saved, "data", None)
-
-
-def sequence_number(node: Node) -> int:
-    """The number that a node of an autograd graph got when it was made."""
-    numbered: Any = node
-    return int(numbered._sequence_nr())
 
 
 def raw_names(kind: type[object]) -> list[str]:

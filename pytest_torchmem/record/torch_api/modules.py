@@ -32,32 +32,32 @@ def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | Non
 
     A module whose ``__init__`` has not called torch's has none.
     """
-    found: dict[str, torch.nn.Parameter | None] = _attribute(module, "_parameters", {})
-    return found
+    parameters: dict[str, torch.nn.Parameter | None] = _attribute(module, "_parameters", {})
+    return parameters
 
 
 def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     """The module's own dict of buffers, by name; None stands for one that is left out."""
-    found: dict[str, torch.Tensor | None] = _attribute(module, "_buffers", {})
-    return found
+    buffers: dict[str, torch.Tensor | None] = _attribute(module, "_buffers", {})
+    return buffers
 
 
 def submodules_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
     """The module's own dict of modules, by name; None stands for one that is left out."""
-    found: dict[str, torch.nn.Module | None] = _attribute(module, "_modules", {})
-    return found
+    children: dict[str, torch.nn.Module | None] = _attribute(module, "_modules", {})
+    return children
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """An optimizer's groups of parameters; none where it has not called torch's ``__init__``."""
-    found: list[dict[str, Any]] = _attribute(optimizer, "param_groups", [])
-    return found
+    groups: list[dict[str, Any]] = _attribute(optimizer, "param_groups", [])
+    return groups
 
 
 def state_of(optimizer: torch.optim.Optimizer) -> Mapping[object, object]:
     """An optimizer's state by parameter."""
-    found = _attribute(optimizer, "state", {})
-    return found if isinstance(found, Mapping) else {}
+    state = _attribute(optimizer, "state", {})
+    return state if isinstance(state, Mapping) else {}
 
 
 _OF_TORCH: Final = frozenset({"defaults", "param_groups", "state"})

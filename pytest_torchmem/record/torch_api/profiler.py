@@ -188,14 +188,14 @@ class Session:
 
 def allocations_in(result: ProfilerResult) -> list[AllocationFields]:
     """The fields of all allocations and frees in a kineto result."""
-    waiting, found = list(result.experimental_event_tree()), []
+    waiting, events = list(result.experimental_event_tree()), []
     while waiting:
         event = waiting.pop()
         waiting += event.children
         fields = fields_of(event)
         if isinstance(fields, AllocationFields):
-            found.append(fields)
-    return found
+            events.append(fields)
+    return events
 
 
 # The session has all its events; none of them has a copy.

@@ -54,11 +54,11 @@ def comparison_page(before: str, after: str, tests: Sequence[ComparedTest], rema
     ``remark`` is what must be known of the comparison as a whole; ``""`` for nothing. Timelines
     beyond the budget of a page are left out.
     """
-    found = Counter(test.comparison.change for test in tests)
+    counts = Counter(test.comparison.change for test in tests)
     head = {
         "title": f"Memory from {before} to {after}",
         "facts": [("before", before), ("after", after)],
-        "counts": {change.value: found[change] for change in ORDER if found[change]},
+        "counts": {change.value: counts[change] for change in ORDER if counts[change]},
         "tests": [_row(test, order, before, after) for order, test in enumerate(tests)],
         "problems": [remark] if remark else [],
         "stories": [],
@@ -77,7 +77,7 @@ def _row(test: ComparedTest, order: int, before: str, after: str) -> dict[str, J
     then, now = test.comparison.before, test.comparison.after
     entry = now or then
     assert entry is not None
-    changed = test.comparison.changed
+    changed_number = test.comparison.changed
     is_same = test.comparison.change is Change.SAME
     return {
         "id": f"torchmem-test-{order}",
@@ -97,7 +97,7 @@ def _row(test: ComparedTest, order: int, before: str, after: str) -> dict[str, J
         "word": test.comparison.change.value
         if then and now
         else f"only in {after if now else before}",
-        "moved": changed.by if changed and not is_same else "",
+        "moved": changed_number.by if changed_number and not is_same else "",
         "reference": "",
         "limit": "",
     }
@@ -112,7 +112,7 @@ def _content(test: ComparedTest, before: str, after: str, with_pictures: bool) -
     # What a baseline remembers of a test.
     peak = Peak(entry.total, 0, entry.at_peak, entry.peaks, tuple(entry.live))
     retained = Retained(entry.retained.total, entry.retained, tuple(entry.retained_live))
-    shown = Window(
+    window = Window(
         measured.result if measured else Result("", test.environment, False, peak, retained),
         change=test.comparison.change,
         baseline_bytes=then.total if both and then else 0,
@@ -120,8 +120,8 @@ def _content(test: ComparedTest, before: str, after: str, with_pictures: bool) -
         picture=measured.picture if measured else None,
         changed=test.comparison.changed,
     )
-    data = window_json(shown, with_pictures)
-    if not shown.picture:
+    data = window_json(window, with_pictures)
+    if not window.picture:
         data["no_picture"] = _NO_TIMELINE.format(name=name)
     if both and then:
         # A category's own peak, and what is retained, may change without any contributor.

@@ -115,8 +115,10 @@ def _window_of(picture: Picture, device: str) -> Window:
     """Return a measured window of which nothing but the timeline is known."""
     at_peak, at_end = picture.at(picture.peak), picture.at(len(picture.times_ns) - 1)
     own = CategoryBytes.of({category: max(levels) for category, levels in picture.levels.items()})
-    held = (replace(t.contributor, size_bytes=t.levels[picture.peak]) for t in picture.tracks)
-    live = tuple(sorted((c for c in held if c.size_bytes), key=lambda c: -c.size_bytes))
+    at_the_peak = (
+        replace(t.contributor, size_bytes=t.levels[picture.peak]) for t in picture.tracks
+    )
+    live = tuple(sorted((c for c in at_the_peak if c.size_bytes), key=lambda c: -c.size_bytes))
     peak = Peak(at_peak.total, picture.times_ns[picture.peak], at_peak, own, live)
     retained = Retained(at_end.total, at_end)
     return Window(Result("", device, picture.estimated, peak, retained), picture=picture)
@@ -160,25 +162,25 @@ def _facts(run: RunReport) -> list[tuple[str, str]]:
 
 
 def _row(test: MeasuredTest, order: int) -> dict[str, Json]:
-    shown = test.body
+    body = test.body
     return {
         "id": f"torchmem-test-{order}",
         "order": order,
         "name": test.test,
         "status": test.status,
         "sentence": test.sentence,
-        "device": shown.result.device if shown else "",
-        "measured": shown is not None,
-        "estimated": bool(shown and shown.result.estimated),
-        "peak": shown.result.peak.total if shown else 0,
-        "at_peak": shown.result.peak.at_peak.to_json() if shown else {},
-        "baseline_bytes": shown.baseline_bytes if shown else 0,
-        "compared": bool(shown and shown.is_compared),
-        "change": shown.change.value if shown else "",
-        "word": (NOT_COMPARED if test.raised else shown.change_word) if shown else "",
-        "moved": shown.change_text if shown else "",
-        "reference": shown.reference if shown else "",
-        "limit": shown.limit_status if shown else "",
+        "device": body.result.device if body else "",
+        "measured": body is not None,
+        "estimated": bool(body and body.result.estimated),
+        "peak": body.result.peak.total if body else 0,
+        "at_peak": body.result.peak.at_peak.to_json() if body else {},
+        "baseline_bytes": body.baseline_bytes if body else 0,
+        "compared": bool(body and body.is_compared),
+        "change": body.change.value if body else "",
+        "word": (NOT_COMPARED if test.raised else body.change_word) if body else "",
+        "moved": body.change_text if body else "",
+        "reference": body.reference if body else "",
+        "limit": body.limit_status if body else "",
     }
 
 
@@ -218,14 +220,14 @@ def window_json(window: Window, with_pictures: bool) -> dict[str, Json]:
     else:
         data["no_picture"] = _NOT_KEPT
     if entry := window.baseline:
-        lines, changed = lines_of(window), window.told_by
+        lines, changed_number = lines_of(window), window.told_by
         data["baseline"] = {"total": entry.total, "own": entry.peaks.to_json()}
         data["differences"] = [
             [line.size_bytes, line_word(line), composition(line), *line_place(line)]
             for line in lines
         ]
-        data["of"] = f"{changed.name}, {changed.by}"
-        data["unlisted"] = unlisted_lines(lines, changed)
+        data["of"] = f"{changed_number.name}, {changed_number.by}"
+        data["unlisted"] = unlisted_lines(lines, changed_number)
     return data
 
 

@@ -118,8 +118,8 @@ def timeline_svg(picture: Picture, title: str, marks: Sequence[Mark] = ()) -> st
     half = (_TITLE_LETTERS - 1) // 2
     shown_title = title if len(title) <= _TITLE_LETTERS else f"{title[:half]}…{title[-half:]}"
     lines = sorted((mark for mark in marks if mark.drawn), key=lambda mark: -mark.size_bytes)
-    shown = [c for c in Category if c in picture.levels]
-    rows = -(-len(shown) // _LEGEND_COLUMNS)
+    categories = [c for c in Category if c in picture.levels]
+    rows = -(-len(categories) // _LEGEND_COLUMNS)
     height = _PLOT[1] + _PLOT[3] + 66 + 22 * rows
     top_bytes = max([1, *(mark.size_bytes for mark in lines), *picture.totals]) * 1.08
     scale = _PLOT[3] / top_bytes
@@ -129,20 +129,20 @@ def timeline_svg(picture: Picture, title: str, marks: Sequence[Mark] = ()) -> st
         f"<title>{escaped(title)}</title>",
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
         _text(_PLOT[0], 20, shown_title, 'font-size="14" font-weight="600"'),
-        *(_grid(top_bytes, scale) if shown else ()),
+        *(_grid(top_bytes, scale) if categories else ()),
     ]
-    if not shown:
+    if not categories:
         middle = _PLOT[0] + _PLOT[2] / 2, _PLOT[1] + _PLOT[3] / 2
         parts.append(_text(*middle, "nothing was allocated", 'text-anchor="middle" font-size="14"'))
     else:
-        parts += [*_areas(picture, shown, scale), *_change_axis(picture)]
+        parts += [*_areas(picture, categories, scale), *_change_axis(picture)]
         parts += _lines(lines, scale, _peak_is_late(picture))
         parts += _peak(picture, scale)
-    if above := [mark.text for mark in marks if not mark.drawn]:
+    if undrawn_marks := [mark.text for mark in marks if not mark.drawn]:
         style = f'text-anchor="end" fill="{_LINES[LineKind.LIMIT][0]}" font-weight="600"'
-        text = f"not drawn: {', '.join(above)}"
+        text = f"not drawn: {', '.join(undrawn_marks)}"
         parts.append(_text(_PLOT[0] + _PLOT[2], _PLOT[1] - 6, text, style))
-    parts += [*_legend(picture, shown), "</svg>"]
+    parts += [*_legend(picture, categories), "</svg>"]
     return "\n".join(parts) + "\n"
 
 
@@ -159,23 +159,23 @@ def _xs(picture: Picture) -> list[float]:
     return [*(_PLOT[0] + row * per_change for row in picture.rows), float(_PLOT[0] + _PLOT[2])]
 
 
-def _areas(picture: Picture, shown: Sequence[Category], scale: float) -> Iterator[str]:
+def _areas(picture: Picture, categories: Sequence[Category], scale: float) -> Iterator[str]:
     """Yield one outline for each category, on top of those before it; memory changes in steps."""
     xs = _xs(picture)
-    below = [0] * len(xs)
-    for category in shown:
+    lower_edge = [0] * len(xs)
+    for category in categories:
         levels = (*picture.levels[category], picture.levels[category][-1])
-        above = [b + level for b, level in zip(below, levels, strict=True)]
-        upper = _steps(xs, [_y(level, scale) for level in above])
-        lower = _steps(xs, [_y(level, scale) for level in below])
+        upper_edge = [b + level for b, level in zip(lower_edge, levels, strict=True)]
+        upper = _steps(xs, [_y(level, scale) for level in upper_edge])
+        lower = _steps(xs, [_y(level, scale) for level in lower_edge])
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (*upper, *reversed(lower)))
         yield (
             f'<polygon fill="{COLOURS[category]}" stroke="#ffffff" stroke-width="0.6" '
             f'points="{points}"><title>{words(category.value)}</title></polygon>'
         )
-        below = above
+        lower_edge = upper_edge
     # Not every colour stands out from white: the footprint has a line of its own.
-    total = " ".join(f"{x:.1f},{y:.1f}" for x, y in _steps(xs, [_y(b, scale) for b in below]))
+    total = " ".join(f"{x:.1f},{y:.1f}" for x, y in _steps(xs, [_y(b, scale) for b in lower_edge]))
     yield f'<polyline fill="none" stroke="{_FAINT}" points="{total}"/>'
 
 
@@ -239,14 +239,14 @@ def _lines(marks: Sequence[Mark], scale: float, peak_is_late: bool) -> Iterator[
         yield f'<line {place} stroke="#ffffff" stroke-width="4" stroke-opacity="0.7"/>'
         yield f'<line {place} stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>'
         # Of two lines that are close, the lower one has its label below it.
-        below = number > 0 and y - _y(marks[number - 1].size_bytes, scale) < 22
+        is_below = number > 0 and y - _y(marks[number - 1].size_bytes, scale) < 22
         style = f'text-anchor="{anchor}" fill="{colour}" font-weight="600"'
-        yield _text(x, y + 15 if below else y - 6, mark.text, style)
+        yield _text(x, y + 15 if is_below else y - 6, mark.text, style)
 
 
-def _legend(picture: Picture, shown: Sequence[Category]) -> Iterator[str]:
+def _legend(picture: Picture, categories: Sequence[Category]) -> Iterator[str]:
     at_peak = picture.at(picture.peak) if picture.times_ns else None
-    for number, category in enumerate(shown):
+    for number, category in enumerate(categories):
         x = _PLOT[0] + number % _LEGEND_COLUMNS * _PLOT[2] / _LEGEND_COLUMNS
         y = _PLOT[1] + _PLOT[3] + 46 + 22 * (number // _LEGEND_COLUMNS)
         size = f" {format_size(at_peak[category])}" if at_peak else ""
@@ -255,8 +255,8 @@ def _legend(picture: Picture, shown: Sequence[Category]) -> Iterator[str]:
             f'fill="{COLOURS[category]}"/>'
         )
         yield _text(x + 17, y, f"{words(category.value)}{size}")
-    if shown:
-        y = _PLOT[1] + _PLOT[3] + 46 + 22 * (-(-len(shown) // _LEGEND_COLUMNS))
+    if categories:
+        y = _PLOT[1] + _PLOT[3] + 46 + 22 * (-(-len(categories) // _LEGEND_COLUMNS))
         yield _text(_PLOT[0], y, "sizes at the peak", f'fill="{_FAINT}"')
 
 

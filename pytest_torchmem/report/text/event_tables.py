@@ -49,7 +49,7 @@ def averages_table(
         raise ValueError(f"sort_by must be one of {', '.join(NUMBERS)}, not {sort_by!r}")
     rows = sorted(averages, key=lambda row: -getattr(row, sort_by))
     total = find_total(averages)
-    columns = [column for column in _columns(total) if column.shown(rows)]
+    columns = [column for column in _columns(total) if column.is_shown(rows)]
     cells = [[column.cell(row) for column in columns] for row in rows[:limit]]
     align = "".join(column.align for column in columns)
     lines = aligned(cells, [column.header for column in columns], align)
@@ -72,7 +72,7 @@ class _Column:
     align: str = "r"
     optional: str = ""
 
-    def shown(self, rows: Iterable[Average]) -> bool:
+    def is_shown(self, rows: Iterable[Average]) -> bool:
         return not self.optional or any(getattr(row, self.optional) for row in rows)
 
 
@@ -99,8 +99,8 @@ def _columns(total: Average) -> Iterator[_Column]:
     yield _Column("stack", lambda row: _FRAMES_APART.join(row.stack), "l", optional="stack")
 
 
-def _number(name: str, shown: Callable[[int], str]) -> Callable[[Average], str]:
-    return lambda row: shown(getattr(row, name))
+def _number(name: str, render: Callable[[int], str]) -> Callable[[Average], str]:
+    return lambda row: render(getattr(row, name))
 
 
 def _share(part: int, whole: int) -> str:

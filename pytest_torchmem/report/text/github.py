@@ -35,13 +35,13 @@ def line_commands(run: RunReport, checked_out: Mapping[str, str]) -> list[str]:
 
     ``checked_out`` has the files in which GitHub can show a line, by the names that causes have.
     """
-    told: dict[tuple[str, int], list[MeasuredTest]] = defaultdict(list)
+    tests_by_line: dict[tuple[str, int], list[MeasuredTest]] = defaultdict(list)
     for test in _failed(run):
         for file, line in cause_lines(test):
             if file in checked_out:
-                told[checked_out[file], line].append(test)
+                tests_by_line[checked_out[file], line].append(test)
     commands = []
-    for (file, line), (first, *others) in list(told.items())[:LINES]:
+    for (file, line), (first, *others) in list(tests_by_line.items())[:LINES]:
         more = f" (and {len(others)} more)" if others else ""
         properties = {"file": file, "line": str(line), "title": f"{_subject(first)} here"}
         text = f"{first.test}{more}: {first.sentence}"
@@ -69,8 +69,8 @@ def cause_lines(test: MeasuredTest) -> tuple[tuple[str, int], ...]:
 
 
 def _failed(run: RunReport) -> list[MeasuredTest]:
-    told = (test for test in run.ranked() if test.failed_windows or test.problem)
-    return [test for test in told if test.status == "failed"]
+    failed_tests = (test for test in run.ranked() if test.failed_windows or test.problem)
+    return [test for test in failed_tests if test.status == "failed"]
 
 
 def _subject(test: MeasuredTest) -> str:
@@ -79,9 +79,9 @@ def _subject(test: MeasuredTest) -> str:
 
 
 def _command(name: str, properties: Mapping[str, str], text: str) -> str:
-    told = ((key, _data(value)) for key, value in properties.items() if value)
-    given = (f"{key}={value.replace(':', '%3A').replace(',', '%2C')}" for key, value in told)
-    return f"::{name} {','.join(given)}::{_data(text)}"
+    encoded = ((key, _data(value)) for key, value in properties.items() if value)
+    pairs = (f"{key}={value.replace(':', '%3A').replace(',', '%2C')}" for key, value in encoded)
+    return f"::{name} {','.join(pairs)}::{_data(text)}"
 
 
 def _data(text: str) -> str:

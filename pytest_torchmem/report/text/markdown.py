@@ -50,8 +50,8 @@ def run_markdown(
 
     What is left out is said. What failed has at least half of the room.
     """
-    problems, shown = _fitting((f"> {_text(p)}\n" for p in run.problems), limit // 4, measure)
-    problems += _more(len(run.problems) - shown, "problems")
+    problems, shown_count = _fitting((f"> {_text(p)}\n" for p in run.problems), limit // 4, measure)
+    problems += _more(len(run.problems) - shown_count, "problems")
     head = [MARKER, f"### Memory: {run.headline}", "", *([problems] if problems else [])]
     stories = [f"- **{_text(story.sentence)}**" for story in run.stories[:_STORIES]]
     head += [*stories, ""] if stories else []
@@ -64,16 +64,16 @@ def run_markdown(
     room = limit - sum(measure(line) + 1 for line in (*head, *tail)) - _FRAME
     # One cause is told once; the other tests that failed for it name the first.
     first_of = {test.test: s.tests[0].test for s in run.stories for test in s.tests[1:]}
-    told = (
+    sections = (
         _same_cause(test, first_of[test.test]) if test.test in first_of else _details(test)
         for test in failed
     )
-    details, shown = _fitting(told, room // 2, measure)
-    details += _more(len(failed) - shown, "that failed")
+    details, shown_count = _fitting(sections, room // 2, measure)
+    details += _more(len(failed) - shown_count, "that failed")
     room -= measure(details)
-    rows, shown = _fitting(_table_rows(others), room, measure)
+    rows, shown_count = _fitting(_table_rows(others), room, measure)
     table = [*_TABLE, rows] if others else []
-    table.append(_more(len(others) - shown, "tests"))
+    table.append(_more(len(others) - shown_count, "tests"))
     folded = _folded(well, room - measure(rows), measure) if well else ()
     return "\n".join([*head, *table, details, *folded, *tail]) + "\n"
 
@@ -108,13 +108,13 @@ def _more(count: int, what: str) -> str:
 
 def _fitting(texts: Iterator[str], room: int, measure: Callable[[str], int]) -> tuple[str, int]:
     """Return as many texts as there is room for, and how many these are."""
-    kept: list[str] = []
+    parts: list[str] = []
     for text in texts:
         room -= measure(text) + 1
         if room < 0:
             break
-        kept.append(text)
-    return "\n".join(kept), len(kept)
+        parts.append(text)
+    return "\n".join(parts), len(parts)
 
 
 def _table_rows(tests: Sequence[MeasuredTest]) -> Iterator[str]:
@@ -125,8 +125,8 @@ def _table_rows(tests: Sequence[MeasuredTest]) -> Iterator[str]:
             yield f"| {symbol} | {name} | | {_text(test.sentence)} | |"
             continue
         others = (w for w in test.windows if w is not body)
-        told = [_text(test.standing), *map(_by_name, others)]
-        against = "; ".join(filter(None, told))
+        standings = [_text(test.standing), *map(_by_name, others)]
+        against = "; ".join(filter(None, standings))
         if test.outcome == "xfailed" and test.failed_windows:
             against += ", as expected"
         yield f"| {symbol} | {name} | {body.peak_text} | {against} | {_retained(body)} |"

@@ -99,9 +99,9 @@ def line_place(line: LineDifference) -> tuple[str, str, str]:
     return operator, module, _place(first)[2]
 
 
-def unlisted_lines(lines: Sequence[LineDifference], changed: ChangedNumber) -> list[str]:
+def unlisted_lines(lines: Sequence[LineDifference], changed_number: ChangedNumber) -> list[str]:
     """Return a line about what is too small to be listed; nothing where the rows are all."""
-    rest = changed.by_bytes - sum(line.size_bytes for line in lines)
+    rest = changed_number.by_bytes - sum(line.size_bytes for line in lines)
     return [f"and {format_change(rest)} too small to be listed"] if rest else []
 
 
@@ -120,11 +120,11 @@ def _place(contributor: Contributor) -> tuple[str, str, str]:
 
 
 def left_out(
-    sizes: Sequence[int], shown: Callable[[int], str] = format_size, rows: int = ROWS
+    sizes: Sequence[int], render: Callable[[int], str] = format_size, rows: int = ROWS
 ) -> list[str]:
     """Return a line about what is not shown of some ``sizes``, of which ``rows`` are."""
     more = sizes[rows:]
-    return [f"... and {len(more)} more, {shown(sum(more))} together"] if more else []
+    return [f"... and {len(more)} more, {render(sum(more))} together"] if more else []
 
 
 def _table(
@@ -224,12 +224,12 @@ def timeline_lines(picture: Picture, width: int, plain: bool = False) -> list[st
     # The marker stands below the character that holds the peak, its text where there is room.
     marker = " " * peak + "^"
     if peak + 2 + len(text) <= width:
-        below = [f"{marker} {text}"]
+        marker_lines = [f"{marker} {text}"]
     elif len(text) < peak:
-        below = [f"{text} ^".rjust(peak + 1)]
+        marker_lines = [f"{text} ^".rjust(peak + 1)]
     else:
-        below = [marker, text]
-    return [sparkline(levels, width, plain), *below]
+        marker_lines = [marker, text]
+    return [sparkline(levels, width, plain), *marker_lines]
 
 
 def _over_time(picture: Picture, width: int) -> tuple[list[int], int]:
@@ -237,15 +237,15 @@ def _over_time(picture: Picture, width: int) -> tuple[list[int], int]:
     width = min(width, picture.change_count)
     levels = [-1] * width
     places = [row * width // picture.change_count for row in picture.rows]
-    held = 0
+    previous_bytes = 0
     for place, total in zip(places, picture.totals, strict=True):
         for empty in range(place, -1, -1):
             if levels[empty] >= 0:
                 break
-            levels[empty] = held  # nothing changed here: what was there before stays
+            levels[empty] = previous_bytes  # nothing changed here: what was there before stays
         levels[place] = max(levels[place], total)
-        held = total
-    levels = [held if level < 0 else level for level in levels]
+        previous_bytes = total
+    levels = [previous_bytes if level < 0 else level for level in levels]
     return levels, places[picture.peak]
 
 
@@ -279,14 +279,14 @@ def change_table(changes: Sequence[BaselineChange], room: int = ANY_WIDTH) -> li
             lines += [f"{word}: {entry}", f"    {sizes}", f"    {file}"]
     counts = Counter(change.word for change in changes)
     words = (RENAMED, *(change.value for change in order))
-    told = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
-    return [*lines, f"dry run: {told}; nothing written"]
+    counts_text = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
+    return [*lines, f"dry run: {counts_text}; nothing written"]
 
 
 def _change_row(change: BaselineChange) -> tuple[str, ...]:
-    told = change.told_by
-    before, now = format_apart(told.before_bytes, told.after_bytes)
-    share = format_share(told.after_bytes - told.before_bytes, told.before_bytes)
+    number = change.told_by
+    before, now = format_apart(number.before_bytes, number.after_bytes)
+    share = format_share(number.after_bytes - number.before_bytes, number.before_bytes)
     if change.change is Change.NEW and change.before_bytes in (0, change.after_bytes):
         before, share = "-", ""
     if change.change is Change.UNUSED:
@@ -294,7 +294,7 @@ def _change_row(change: BaselineChange) -> tuple[str, ...]:
     was = f"was {short_key(change.renamed_from)}" if change.renamed_from else ""
     remark = REPAIRED if change.repaired else was
     entry = short_key(change.key) + (f" ({remark})" if remark else "")
-    return change.word, entry, told.name, before, now, share, change.file
+    return change.word, entry, number.name, before, now, share, change.file
 
 
 def diff_lines(before: str, after: str, name: str) -> list[str]:
@@ -313,14 +313,14 @@ def rename_lines(
 
     ``changed`` is what the test of a new name needs otherwise than the entry.
     """
-    told = sorted(renames.items())
+    pairs = sorted(renames.items())
     lines = [
         f"{short_key(new)} seems to be the unused {short_key(old)} ({file})"
         + (f": {changed[new].sentence}" if new in changed else "")
-        for old, new in told[:SHOWN]
+        for old, new in pairs[:SHOWN]
     ]
-    more = f"... and {len(told) - SHOWN} more" if told[SHOWN:] else ""
-    if told:
+    more = f"... and {len(pairs) - SHOWN} more" if pairs[SHOWN:] else ""
+    if pairs:
         more += "; " if more else ""
         more += "if renamed, a run without --torchmem-ci takes the entry along"
         if changed:
@@ -360,10 +360,10 @@ def unused_lines(unused: Iterable[Collection[str]]) -> list[str]:
     keys = sorted(key for some in unused for key in some)
     if not keys:
         return []
-    named = ", ".join(short_key(key) for key in keys[:3]) + (", ..." if keys[3:] else "")
+    first_keys = ", ".join(short_key(key) for key in keys[:3]) + (", ..." if keys[3:] else "")
     return [
         f"unused: no test asked for {counted(len(keys), 'entry')} of the baselines "
-        f"({named}): --torchmem-update-baseline --torchmem-accept=unused removes "
+        f"({first_keys}): --torchmem-update-baseline --torchmem-accept=unused removes "
         + ("it" if len(keys) == 1 else "them")
     ]
 
@@ -381,16 +381,16 @@ class OrphanEnd(enum.Enum):
 
 def orphan_line(module: str, entry_count: int, end: OrphanEnd, tests_in: str = "") -> str:
     """Return what becomes of the baselines of a module, whose tests are in another one now."""
-    told = f"{counted(entry_count, 'entry')}): {end.value.format(one_line(tests_in))}"
-    return f"{one_line(module)} is gone and has baselines ({told}"
+    text = f"{counted(entry_count, 'entry')}): {end.value.format(one_line(tests_in))}"
+    return f"{one_line(module)} is gone and has baselines ({text}"
 
 
 def notices(summary: RunReport, accepted: Collection[Change]) -> list[str]:
     """Return what a reader should know of baselines that failed nothing."""
-    return [*_shrunk(summary, accepted), *_nearest(summary, accepted), *_fallbacks(summary)]
+    return [*_shrunk_lines(summary, accepted), *_nearest(summary, accepted), *_fallbacks(summary)]
 
 
-def _shrunk(summary: RunReport, accepted: Collection[Change]) -> Iterator[str]:
+def _shrunk_lines(summary: RunReport, accepted: Collection[Change]) -> Iterator[str]:
     windows = [(t, w) for t, w in summary.windows if w.notice and not w.sentence]
     if not windows or Change.SHRUNK in accepted:
         return
@@ -405,8 +405,8 @@ def _nearest(summary: RunReport, accepted: Collection[Change]) -> Iterator[str]:
     """Say for which environment there is no baseline, and which one there is."""
     if Change.NEW in accepted:
         return
-    found = ((t, w.nearest) for t, w in summary.windows if w.change is Change.NEW)
-    for environment, near, entries in _by_environment(found):
+    nearest_environments = ((t, w.nearest) for t, w in summary.windows if w.change is Change.NEW)
+    for environment, near, entries in _by_environment(nearest_environments):
         yield (
             f"no baseline for {environment}; nearest is {near} ({entries}): "
             f"--torchmem-baseline-from={near} compares with it"
@@ -414,21 +414,21 @@ def _nearest(summary: RunReport, accepted: Collection[Change]) -> Iterator[str]:
 
 
 def _fallbacks(summary: RunReport) -> Iterator[str]:
-    used = ((test, window.reference) for test, window in summary.windows)
-    for environment, reference, entries in _by_environment(used):
+    references = ((test, window.reference) for test, window in summary.windows)
+    for environment, reference, entries in _by_environment(references):
         yield f"{environment} was compared with the baseline of {reference} ({entries})"
 
 
 def _by_environment(pairs: Iterable[tuple[MeasuredTest, str]]) -> Iterator[tuple[str, str, str]]:
     """Yield an environment, another one that belongs to it, and for how many entries that holds."""
-    found = Counter((environment_name(t.environment), other) for t, other in pairs if other)
-    yield from ((*names, counted(count, "entry")) for names, count in sorted(found.items()))
+    counts = Counter((environment_name(t.environment), other) for t, other in pairs if other)
+    yield from ((*names, counted(count, "entry")) for names, count in sorted(counts.items()))
 
 
-def known_lines(summary: RunReport, known: Sequence[KnownHolder], whole: bool) -> list[str]:
+def known_lines(summary: RunReport, known_holders: Sequence[KnownHolder], whole: bool) -> list[str]:
     """Return a line for each known holder that excused something, and of a whole run for others."""
     lines = []
-    for holder in known:
+    for holder in known_holders:
         name = one_line(holder.pattern)
         windows = [(t.test, w) for t, w in summary.windows if holder.pattern in w.excused]
         if windows:

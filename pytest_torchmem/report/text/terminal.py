@@ -118,8 +118,8 @@ def _sections(window: Window, timeline: Sequence[str], width: int) -> list[str]:
             lines += ["", f"{words(category.value)} at its own peak{of_region}, {total}:"]
             lines += tables.live_table(live, width, size_bytes)
     # What grew is told below, line by line, and so is what is left behind.
-    told = {f.key for f in window.findings if f.lines} if window.lines else set()
-    if result.peak.live and keys.difference(told, RETAINED, (c.value for c in limited)):
+    told_keys = {f.key for f in window.findings if f.lines} if window.lines else set()
+    if result.peak.live and keys.difference(told_keys, RETAINED, (c.value for c in limited)):
         total = f"{estimated}{format_size(result.peak.total)} on {result.device}"
         lines += ["", f"live at the peak{of_region}, {total}:"]
         lines += tables.live_table(result.peak.live, width, result.peak.total)
@@ -139,8 +139,8 @@ def _sections(window: Window, timeline: Sequence[str], width: int) -> list[str]:
         if is_held and not result.growth:
             lines.append(_FILLED_ONCE)
     if window.lines and window.changed:
-        allowed = next(f.allowed for f in window.findings if f.lines)
-        title = f"grown against the baseline{of_region} ({allowed}), in all {window.changed.by}"
+        allowance = next(f.allowed for f in window.findings if f.lines)
+        title = f"grown against the baseline{of_region} ({allowance}), in all {window.changed.by}"
         # One line that made all of it stands in the sentence; what was there before has none.
         if [line.size_bytes for line in window.lines] == [window.changed.by_bytes]:
             lines += ["", f"{title}, all at that line" if window.lines[0].place else title]
@@ -212,7 +212,7 @@ def summary_lines(
     results = [(t.test, window.result) for t, window in run.windows]
     lines += _grouped_lines("not measured", not_measured)
     lines += _grouped_lines("not all seen", ((s, t) for t, r in results for s in r.blind_spots))
-    failed = ((told, t) for t, r in results for told in r.failed_passes)
+    failed = ((sentence, t) for t, r in results for sentence in r.failed_passes)
     lines += _grouped_lines("not labelled as asked", failed)
     if detail is not Detail.PROBLEMS and run.tests:
         lines.append(Line(_counts(run)))
@@ -226,49 +226,49 @@ def _tests_table(run: RunReport, detail: Detail, width: int, room: int) -> list[
     windows = sorted(rows, key=_importance)
     if not windows:
         return []
-    shown = windows[: 2 * ROWS] if detail is Detail.SHORT else windows
-    lines = _wide_table(shown, width)
+    shown_windows = windows[: 2 * ROWS] if detail is Detail.SHORT else windows
+    lines = _wide_table(shown_windows, width)
     if width < _SLIM or max(len(line.text) for line in lines) > room:
-        lines = _slim_list(shown, width)
+        lines = _slim_list(shown_windows, width)
     if detail is Detail.COMPOSITION:
-        lines += _compositions(shown)
-    if hidden := len(windows) - len(shown):
+        lines += _compositions(shown_windows)
+    if hidden := len(windows) - len(shown_windows):
         lines.append(Line(f"... and {hidden} smaller ones (--torchmem-summary=all shows them)"))
     return lines
 
 
-def _slim_list(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> list[Line]:
+def _slim_list(windows: Sequence[tuple[MeasuredTest, Window]], width: int) -> list[Line]:
     """Return two short lines for each window, for a terminal too slim for a table."""
     lines: list[Line] = []
-    for measured, window in shown:
-        told = ", ".join(filter(None, [window.peak_text, measured.status_of(window)]))
-        texts = _shortened(_window_name(measured, window), width - 1), f"  {told}"
+    for measured, window in windows:
+        summary = ", ".join(filter(None, [window.peak_text, measured.status_of(window)]))
+        texts = _shortened(_window_name(measured, window), width - 1), f"  {summary}"
         lines += [Line(text, _styles(measured, window)) for text in texts]
     return lines
 
 
-def _compositions(shown: Sequence[tuple[MeasuredTest, Window]]) -> list[Line]:
+def _compositions(windows: Sequence[tuple[MeasuredTest, Window]]) -> list[Line]:
     """Return each category's own peak, for each window."""
     lines = [Line(""), Line("each category's own peak:")]
-    for measured, window in shown:
+    for measured, window in windows:
         mark = " (estimated)" if window.result.estimated else ""
         sizes = tables.largest(window.result.peak.by_category)
         lines.append(Line(f"{_window_name(measured, window)}: {sizes}{mark}"))
     return lines
 
 
-def _wide_table(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> list[Line]:
+def _wide_table(windows: Sequence[tuple[MeasuredTest, Window]], width: int) -> list[Line]:
     wide = width >= _NARROW
     headers = ["test", "peak", *(["largest at the peak"] if wide else []), "retained", "against"]
     rows = []
-    for measured, window in shown:
+    for measured, window in windows:
         result = window.result
         name = _shortened(_window_name(measured, window), _TEST_WIDTH if wide else width // 2)
         biggest = [tables.largest(result.peak.at_peak, 2)] if wide else []
         retained = format_size(result.retained.total)
         rows.append([name, window.peak_text, *biggest, retained, measured.status_of(window)])
     head, *lines = tables.aligned(rows, headers, "lrlr" if wide else "lrr")
-    styles = (_styles(measured, window) for measured, window in shown)
+    styles = (_styles(measured, window) for measured, window in windows)
     return [Line(head), *map(Line, lines, styles)]
 
 
@@ -279,9 +279,9 @@ def _styles(measured: MeasuredTest, window: Window) -> tuple[str, ...]:
 def _importance(pair: tuple[MeasuredTest, Window]) -> tuple[bool, int, int, str]:
     """Sort failed tests first, then changed ones, then by size."""
     measured, window = pair
-    changed = _CHANGED.index(window.change) if window.change in _CHANGED else len(_CHANGED)
+    change_rank = _CHANGED.index(window.change) if window.change in _CHANGED else len(_CHANGED)
     name = f"{measured.test}::{window.key}"
-    return (not (window.sentence or measured.raised), changed, -window.result.peak.total, name)
+    return (not (window.sentence or measured.raised), change_rank, -window.result.peak.total, name)
 
 
 def _window_name(measured: MeasuredTest, window: Window) -> str:
@@ -301,24 +301,26 @@ def _changes_lines(run: RunReport) -> list[Line]:
     """Return what an update wrote: below each file its entries, the kinds in a fixed order."""
     order = (RENAMED, *(c.value for c in (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED)))
     # A dry run has a table of its own.
-    told = [c for c in run.changes if c.written or c.change is Change.UNUSED]
+    told_changes = [c for c in run.changes if c.written or c.change is Change.UNUSED]
     lines: list[Line] = []
-    for file in dict.fromkeys(change.file for change in told):
+    for file in dict.fromkeys(change.file for change in told_changes):
         lines.append(Line(f"{file}:"))
         for word in order:
             style = ("yellow",) if word == Change.GROWN.value else ()
-            items = [c for c in told if (c.file, c.word) == (file, word)]
-            shown = items[:_CHANGES_SHOWN]
-            lines += [Line(f"  {word}: {_entry(c)}: {_amount(c)}", style) for c in shown]
-            if more := len(items) - len(shown):
-                done = ", removed" if items[0].written else ", kept"
-                done = done if word == Change.UNUSED.value else ""
-                lines.append(Line(f"  ... and {more} more {word} entries{done}"))
-    if any(c.change is Change.UNUSED and not c.written for c in told):
+            items = [c for c in told_changes if (c.file, c.word) == (file, word)]
+            shown_changes = items[:_CHANGES_SHOWN]
+            lines += [Line(f"  {word}: {_entry(c)}: {_amount(c)}", style) for c in shown_changes]
+            if more := len(items) - len(shown_changes):
+                ending = ", removed" if items[0].written else ", kept"
+                ending = ending if word == Change.UNUSED.value else ""
+                lines.append(Line(f"  ... and {more} more {word} entries{ending}"))
+    if any(c.change is Change.UNUSED and not c.written for c in told_changes):
         lines.append(Line(_REMOVES))
-    if written := [change.file for change in run.changes if change.written]:
-        entries = counted(len(written), "entry")
-        lines.append(Line(f"baseline updated: {entries} in {counted(len({*written}), 'file')}"))
+    if written_files := [change.file for change in run.changes if change.written]:
+        entries = counted(len(written_files), "entry")
+        lines.append(
+            Line(f"baseline updated: {entries} in {counted(len({*written_files}), 'file')}")
+        )
     return lines
 
 
@@ -355,12 +357,12 @@ def _grouped_lines(heading: str, pairs: Iterable[tuple[str, str]]) -> list[Line]
 def _missing_lines(
     run: RunReport, stored_by: str, renamed: Collection[tuple[str, str]]
 ) -> list[Line]:
-    written = {change.key for change in run.changes}
+    written_keys = {change.key for change in run.changes}
     new = [
         window
         for test in run.tests
         for window in test.windows
-        if window.change is Change.NEW and window.key not in written and _can_be_stored(test)
+        if window.change is Change.NEW and window.key not in written_keys and _can_be_stored(test)
         if (test.test, window.key) not in renamed
     ]
     if not new or run.problems or not stored_by:
@@ -381,12 +383,12 @@ def _can_be_stored(test: MeasuredTest) -> bool:
 def _counts(run: RunReport) -> str:
     """Return how many tests have each status, and in brackets why those failed that did."""
     failed = [test for test in run.tests if test.status == "failed"]
-    found = Counter(filter(None, map(_failure, failed)))
+    by_reason = Counter(filter(None, map(_failure, failed)))
     order = (_OVER, _NOT_JUDGED, *_FAILURES.values(), _RAISED)
-    why = ", ".join(f"{found[reason]} {reason}" for reason in order if found[reason])
+    why = ", ".join(f"{by_reason[reason]} {reason}" for reason in order if by_reason[reason])
     counts = run.counts()
-    told = {"failed": f" ({why})"} if why else {}
-    parts = (f"{count} {status}{told.get(status, '')}" for status, count in counts.items())
+    reasons = {"failed": f" ({why})"} if why else {}
+    parts = (f"{count} {status}{reasons.get(status, '')}" for status, count in counts.items())
     return f"memory: {', '.join(parts)}"
 
 

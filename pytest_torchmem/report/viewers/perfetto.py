@@ -38,13 +38,13 @@ def chrome_trace(profile: MemoryProfile) -> dict[str, Json]:
 
 
 def _metadata(profile: MemoryProfile) -> Iterator[dict[str, Json]]:
-    yield _named("process_name", 0, f"memory of {profile.device}")
-    yield _named("thread_name", _SPANS_TID, "regions and phases")
+    yield _name_event("process_name", 0, f"memory of {profile.device}")
+    yield _name_event("thread_name", _SPANS_TID, "regions and phases")
     for number, tid in enumerate(sorted(set(_threads(profile).values()))):
-        yield _named("thread_name", tid, "main thread" if number == 0 else f"thread {number}")
+        yield _name_event("thread_name", tid, "main thread" if number == 0 else f"thread {number}")
 
 
-def _named(kind: str, tid: int, name: str) -> dict[str, Json]:
+def _name_event(kind: str, tid: int, name: str) -> dict[str, Json]:
     return {"ph": "M", "pid": _PID, "tid": tid, "name": kind, "args": {"name": name}}
 
 
@@ -64,9 +64,9 @@ def _operators(profile: MemoryProfile) -> Iterator[dict[str, Json]]:
     threads, phases = _threads(profile), tuple(Phase)
     columns = ("kind", "thread", "name", "start_ns", "end_ns")
     rows = zip(*(events[column].tolist() for column in columns), tree.phase.tolist(), strict=True)
-    shown = sorted((row for row in rows if row[0] in _SHOWN), key=lambda r: (r[3], -r[4]))
+    shown_rows = sorted((row for row in rows if row[0] in _SHOWN), key=lambda r: (r[3], -r[4]))
     ends: dict[int, list[int]] = defaultdict(list)
-    for kind, thread, name, start, end_ns, phase in shown:
+    for kind, thread, name, start, end_ns, phase in shown_rows:
         begin_ns = _begin(ends[thread], start, end_ns)
         yield {
             "ph": "X",

@@ -163,9 +163,9 @@ def test_what_dies_where_nobody_looks_for_long_is_forgotten(
         dead = [Base() for _ in range(60_000)]
         gc.collect(1)
         del dead
-    assert len(watched._known) < 300_000
+    assert len(watched._references) < 300_000
     assert looks_at_everything(watched, monkeypatch)
-    assert len(watched._known) < 1000
+    assert len(watched._references) < 1000
 
 
 @pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
