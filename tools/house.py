@@ -239,7 +239,7 @@ def counts(trees: Trees, ran: set[tuple[str, str, int]]) -> Iterator[tuple[str, 
     folder_count, folder = largest_folder(trees)
     outside = {p: t for p, t in trees.items() if "torch_api" not in p.parts}
     yield "files", f"{len(trees)}", ""
-    yield "lines", f"{sum(lines):,}", ""
+    yield "lines", f"{sum(lines):,}", "31,000"
     yield "lines of a module, median and largest", f"{median(lines):.0f}, {max(lines)}", "about 400"
     yield "lines of a function, median and largest", f"{median(lengths):.0f}, {max(lengths)}", ""
     too_long = sum(length > LONG_LINES for length in lengths)
@@ -251,10 +251,10 @@ def counts(trees: Trees, ran: set[tuple[str, str, int]]) -> Iterator[tuple[str, 
     yield "modules in circles of imports", f"{len(modules_in_circles(trees))}", "0"
     yield "class names used twice", f"{len(class_names_twice(trees))}", "0"
     yield "files in the largest folder", f"{folder_count} (`{folder}`)", "12"
-    yield "files that one failing marked test runs", f"{len({f for f, *_ in ran})}", "70"
+    yield "files that one failing marked test runs", f"{len({f for f, *_ in ran})}", "60"
     # Before Python 3.12 a comprehension is a function of its own.
     names = [name for _, name, _ in ran if not name.startswith("<")]
-    yield "functions that it runs, and of these with a name", f"{len(ran)}, {len(names)}", ", 900"
+    yield "functions that it runs; of these with a name", f"{len(ran)}; {len(names)}", "900"
 
 
 def main() -> None:

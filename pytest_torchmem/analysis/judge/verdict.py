@@ -11,7 +11,7 @@ from typing import Final
 from pytest_torchmem.analysis.judge import causes
 from pytest_torchmem.analysis.judge.causes import LostByOrigin
 from pytest_torchmem.analysis.judge.counters import there_before
-from pytest_torchmem.analysis.judge.differences import number_differences
+from pytest_torchmem.analysis.judge.differences import number_differences, origin_of
 from pytest_torchmem.analysis.judge.lines import ChangedAt, by_line, cause_first, largest_line
 from pytest_torchmem.values.baseline import (
     RESERVED,
@@ -45,7 +45,7 @@ from pytest_torchmem.values.units import format_apart, format_change, format_sha
 # A line that made one in so many of the growth is one that made the total grow.
 _EXPLAINS: Final = 4
 # What grew by one in so many of a line's bytes, and was there first, may have made it larger.
-_READS: Final = 8
+_READS: Final = 50
 _FEW_NOTES: Final = 5
 _NO_ORIGINS: Final = (
     "; by what it grew is not known: the .origins file beside the baseline lacks this entry, and "
@@ -440,7 +440,9 @@ class _Sides:
         return cause_first(by_line(found, self.code.changed_at), excess_bytes)
 
 
-def with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Finding, ...]:
+def with_changes(
+    findings: tuple[Finding, ...], code: CodeChanges, reference: Reference
+) -> tuple[Finding, ...]:
     """Say in the first sentence what has changed, where that is not the line of its cause.
 
     A line that was edited and that makes more of what it made before may be larger for another
@@ -451,7 +453,7 @@ def with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Find
     first, *others = findings
     source = first.causes[0].source
     own = code.changed_at(source) if source else None
-    if own and _explains_itself(first):
+    if own and _explains_itself(first, reference):
         return findings
     made = (*(c for line in first.lines for c in line.contributors), *first.causes)
     apart = [place for place in code.places() if own is None or not own.has(place)]
@@ -465,17 +467,23 @@ def with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Find
     return (replace(first, others=told, changed_since=places, place=place), *others)
 
 
-def _explains_itself(finding: Finding) -> bool:
+def _explains_itself(finding: Finding, reference: Reference) -> bool:
     """True where a line makes what nobody made before, and nothing that it reads is larger."""
     if not finding.lines or finding.key in RETAINED:
         return False
     lead, *rest = finding.lines
-    new = [part for part in lead.parts if part.kind is DifferenceKind.NEW]
-    if 2 * sum(part.size_bytes for part in new) < lead.size_bytes:
-        return False
-    first = min(part.contributor.order for part in new)
-    grown = (p for line in rest for p in line.parts if p.size_bytes * _READS > lead.size_bytes)
-    return not any(p.contributor.order < first for p in grown)
+    made_before = {origin_of(c) for c in reference.entry.live}
+    new = [
+        part
+        for part in lead.parts
+        if part.kind is DifferenceKind.NEW and origin_of(part.contributor) not in made_before
+    ]
+    first = min((part.contributor.order for part in new), default=0)
+    earlier = (p for line in rest for p in line.parts if p.contributor.order < first)
+    old = (part for part in lead.parts if part not in new)
+    # Of what is as large as before nothing else is larger.
+    larger = (p for p in (*earlier, *old) if 4 * p.size_bytes > p.contributor.size_bytes)
+    return bool(new) and not any(p.size_bytes * _READS > lead.size_bytes for p in larger)
 
 
 def _with_cause(finding: Finding, result: Result) -> Finding:

@@ -123,13 +123,13 @@ class Baselines:
         """The test's baseline file."""
         return self.store.path(self.module, self.environment())
 
-    def code(self, key: str) -> CodeChanges:
+    def code(self, path: Path, key: str) -> CodeChanges:
         """Return the changes of code since an entry was stored.
 
         Of all places that have changed those are told that the test can reach.
         """
         since, environment = self.store.changed_lines, self.environment()
-        entry = self.store.stored_entry(self.path, environment, key)
+        entry = self.store.stored_entry(path, environment, key)
         return CodeChanges(
             partial(since.changed_at, entry),
             lambda: self.in_reach(since.places(entry)),
@@ -170,15 +170,16 @@ class Baselines:
     def _with_renamed(
         self, missing: Finding, key: str, result: Result, allowance: Allowance
     ) -> Finding:
-        path, environment = self.path, self.environment()
+        environment = self.environment()
         with suppress(BaselineError):  # as no test can use it, it is none
-            old = self.store.renamed_from(path, environment, key, self.module)
-            stored = self.store.entry(path, environment, old) if old else None
-            if stored:
-                text = f"{missing.numbers}; it seems to be {old}, renamed"
-                code = self.code(old)
-                compared = judge_baseline(result, Reference.of(stored), allowance, code)
-                for grown in with_changes(compared.findings, code)[:1]:
+            found = self.store.renamed_from(self.module, environment, key)
+            if found and (stored := self.store.entry(found[0], environment, found[1])):
+                path, old_key, name = found
+                text = f"{missing.numbers}; it seems to be {name}, renamed"
+                code = self.code(path, old_key)
+                was = Reference.of(stored)
+                compared = judge_baseline(result, was, allowance, code)
+                for grown in with_changes(compared.findings, code, was)[:1]:
                     return replace(
                         grown, kind=missing.kind, numbers=f"{text}; against that, {grown.numbers}"
                     )
@@ -256,19 +257,19 @@ class Judge:
             near, missing = self.baselines.missing(result, allowance)
             findings = (*findings, *missing)
             return replace(judged, findings=findings, change=Change.NEW, nearest=near)
-        code = self.baselines.code(judged.key)
+        code = self.baselines.code(self.baselines.path, judged.key)
         compared = judge_baseline(result, reference, allowance, code)
         grown = told_by_allocator(compared.findings, result, window.source)
         accepted = ""
         if compared.change in settings.accepted and not reference.environment:
-            grown = with_changes(grown, code)
+            grown = with_changes(grown, code, reference)
             accepted = grown[0].sentence if grown else compared.notice
         else:
             shrinking = judge_shrinking(compared) if settings.fail_shrunk else ()
             findings = rank([*findings, *grown, *shrinking])
         return replace(
             compared,
-            findings=with_changes(findings, code),
+            findings=with_changes(findings, code, reference),
             excused=judged.excused,
             accepted=accepted,
             key=judged.key,

@@ -49,6 +49,10 @@ def reached_by(
     info = getattr(item, "_fixtureinfo", None)
     fixtures = chain.from_iterable(getattr(info, "name2fixturedefs", {}).values())
     reach.follow([function, getattr(item, "cls", None), *(fixture.func for fixture in fixtures)])
+    for plugin in item.config.pluginmanager.get_plugins():
+        path = Path(_file_of(plugin)) if isinstance(plugin, ModuleType) else Path()
+        if path.name == "conftest.py" and item.path.is_relative_to(path.parent):
+            reach.follow_hooks(plugin)
     reached_places = [(when, place) for place in places if (when := reach.when(place)) is not None]
     return tuple(place for _, place in sorted(reached_places, key=lambda pair: pair[0]))
 
@@ -84,6 +88,13 @@ class _Reach:
             self._seen_ids.add(id(thing))
             self._seen_things.append(thing)  # its id stays its own
             queue.extend(self._next(thing))
+
+    def follow_hooks(self, module: ModuleType) -> None:
+        """Reach what a module of pytest's does as it is imported, and in its hooks."""
+        inside = vars(module)
+        if file := self._own(_file_of(module)):
+            self._note_module(file, inside)
+            self.follow([inside[name] for name in inside if name.startswith("pytest_")])
 
     def when(self, place: CodeLines) -> int | None:
         """Return when a place was reached, as a number that later ones exceed; None if never."""

@@ -73,8 +73,9 @@ def against(before, after, allowance=ALLOWANCE, changed=()):
 
 def told(before, after, code, allowance=ALLOWANCE):
     """Judge against a baseline and say what has changed since."""
-    verdict = judge_baseline(after, Reference.of(BaselineEntry.of(before)), allowance, code)
-    return replace(verdict, findings=with_changes(verdict.findings, code))
+    reference = Reference.of(BaselineEntry.of(before))
+    verdict = judge_baseline(after, reference, allowance, code)
+    return replace(verdict, findings=with_changes(verdict.findings, code, reference))
 
 
 def test_the_first_line_has_both_numbers_and_the_cause():
@@ -280,6 +281,24 @@ def test_a_changed_line_of_something_new_is_the_cause_unless_what_it_reads_grew_
     )
     read = against(measured(batch, mul), measured(larger, made), changed=[7, 26]).sentence
     assert read.endswith("14.0 MiB more elsewhere; also changed: net.py:26")
+
+
+def test_a_changed_line_that_makes_more_of_one_thing_and_another_one_anew_names_others():
+    linear, silu = live(2 * MiB), live(2 * MiB, operator="aten::silu")
+    wide, gelu = live(8 * MiB), live(8 * MiB, operator="aten::gelu")
+    sentence = against(measured(linear, silu), measured(wide, gelu), changed=[7, 26]).sentence
+    assert "+12.0 MiB of activation from aten::gelu and others" in sentence
+    assert sentence.endswith("; also changed: net.py:26")
+
+
+def test_what_a_changed_line_made_before_at_another_moment_is_not_new():
+    big, scratch = live(16 * MiB, "input", line=3), live(2 * MiB, "temporary", "aten::mul")
+    before = measured(big)
+    peak = replace(before.peak, live_by_category=(big, scratch))
+    before, after = replace(before, peak=peak), measured(replace(scratch, size_bytes=32 * MiB))
+    assert against(before, after, changed=[7, 26]).sentence.endswith("; also changed: net.py:26")
+    new = measured(live(32 * MiB, "temporary", "aten::exp"))
+    assert "also" not in against(before, new, changed=[7, 26]).sentence
 
 
 def test_a_changed_line_whose_memory_is_kept_now_does_not_hide_what_keeps_it():

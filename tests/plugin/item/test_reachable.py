@@ -97,11 +97,17 @@ PLACES = {
 }
 
 
+def item_of(function: Any, *plugins: ModuleType, **others: object) -> Any:
+    manager = SimpleNamespace(get_plugins=lambda: {object(), *plugins})
+    path = Path(function.__code__.co_filename)
+    config = SimpleNamespace(pluginmanager=manager)
+    return SimpleNamespace(function=function, path=path, config=config, **others)
+
+
 def reached(module: ModuleType, name: str, *fixtures: str) -> set[str]:
     definitions = {f: [SimpleNamespace(func=getattr(module, f))] for f in fixtures}
-    item: Any = SimpleNamespace(
-        function=getattr(module, name), _fixtureinfo=SimpleNamespace(name2fixturedefs=definitions)
-    )
+    info = SimpleNamespace(name2fixturedefs=definitions)
+    item = item_of(getattr(module, name), _fixtureinfo=info)
     assert module.__file__
     found = reached_by(item, Path(module.__file__).parent, tuple(PLACES.values()))
     return {name for name, place in PLACES.items() if place in found}
@@ -124,10 +130,40 @@ def test_a_module_that_the_test_itself_imports_is_reached(module):
 
 
 def test_the_nearest_to_the_test_come_first(module):
-    item: Any = SimpleNamespace(function=module.test_net)
+    item = item_of(module.test_net)
     places = [PLACES["shared"], PLACES["forward"]]
     found = reached_by(item, Path(module.__file__).parent, places)
     assert [*found] == [PLACES["forward"], PLACES["shared"]]
+
+
+CONFTEST = """
+import gc
+gc.isenabled()
+LIMIT = 3
+
+def pytest_runtest_setup(item):
+    gc.isenabled()
+
+def unused():
+    return 1
+"""
+
+
+@pytest.mark.parametrize(("folder", "lines"), [(".", {3, 7}), ("elsewhere", set())])
+def test_what_the_conftest_of_a_test_does_is_reached(module, folder, lines):
+    start = Path(module.__file__).parent
+    path = start / folder / "conftest.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(CONFTEST)
+    spec = importlib.util.spec_from_file_location("conftest_of_test", path)
+    assert spec
+    assert spec.loader
+    conftest = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+    file = path.relative_to(start).as_posix()
+    places = [CodeLines(file, line, line) for line in (3, 4, 7, 10)]
+    found = reached_by(item_of(module.test_net, conftest), start, places)
+    assert {place.first for place in found} == lines
 
 
 def test_what_is_no_function_reaches_everything(module):
@@ -192,7 +228,7 @@ def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTy
     ],
 )
 def test_what_ran_at_import_is_reached_where_its_name_is_used(packed, test, lines):
-    item: Any = SimpleNamespace(function=getattr(packed, test))
+    item = item_of(getattr(packed, test))
     places = [
         CodeLines(file, line, line)
         for file, text in AT_IMPORT.items()
