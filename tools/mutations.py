@@ -1,6 +1,6 @@
 """Random mutations of the code, and which of them no test notices.
 
-    python tools/mutations.py                            # 200 of analysis, store and plugin
+    python tools/mutations.py                            # 200 of the package
     python tools/mutations.py --count 20 --seed 7 pytest_torchmem/store
     python tools/mutations.py --map lines.json           # keep the map of lines to tests
     python tools/mutations.py --map lines.json --after 40     # and go on with the same tree
@@ -35,13 +35,12 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-ROOMS: Final = tuple(f"pytest_torchmem/{room}" for room in ("analysis", "store", "plugin"))
+ROOMS: Final = ("pytest_torchmem",)
+# Those of a simulated GPU and of a browser take longer than all of these.
 TESTS: Final = (
-    "tests/analysis",
-    "tests/store",
-    "tests/plugin",
-    "tests/values",
-    "tests/report/text",
+    *("tests/analysis", "tests/building", "tests/cli", "tests/measuring", "tests/plugin"),
+    *("tests/record", "tests/report/text", "tests/store", "tests/values"),
+    *("tests/test_contexts.py", "tests/test_outputs_agree.py"),
 )
 _SWAPPED: Final[dict[type[ast.AST], type[ast.AST]]] = {
     ast.Lt: ast.LtE,

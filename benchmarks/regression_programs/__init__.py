@@ -14,6 +14,7 @@ from benchmarks.regression_programs import (
     reports_elsewhere,
     strangers,
     training,
+    two_edits,
 )
 from benchmarks.regression_programs.case import Regression
 from benchmarks.regression_programs.harmless import EDITS
@@ -28,6 +29,7 @@ _MODULES: Final = (
     strangers,
     reports,
     reports_elsewhere,
+    two_edits,
 )
 REGRESSIONS: Final = tuple(
     one for module in _MODULES for one in vars(module).values() if isinstance(one, Regression)

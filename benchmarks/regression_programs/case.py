@@ -43,7 +43,8 @@ class Regression:
 
     ``code`` is the module before and after in one text, whose lines begin like those of a diff:
     ``-`` is before the edit only, ``+`` after it only. ``*`` is in both and makes the memory: where
-    the edit itself allocates nothing, that line is as right as the edited one.
+    the edit itself allocates nothing, that line is as right as the edited one. ``<`` and ``>`` are
+    before and after an edit that changes no memory, of a line that the memory goes through.
 
     Attributes:
         name: The module's name.
@@ -73,11 +74,11 @@ class Regression:
     @property
     def before(self) -> dict[str, str]:
         """The texts of the files before the edit, by name."""
-        return self._side("-")
+        return self._side("-<")
 
     @property
     def after(self) -> dict[str, str]:
-        return self._side("+")
+        return self._side("+>")
 
     def _side(self, own: str) -> dict[str, str]:
         marked = {self.module: self.code, **self.files}
@@ -88,9 +89,11 @@ class Regression:
         """The file and number of each line that may be named, after the edit."""
         found = set()
         for file, text in {self.module: self.code, **self.files}.items():
-            after = [line for line in _lines(text) if not line.startswith("-")]
+            after = [line for line in _lines(text) if line[:1] not in ("-", "<")]
             first = _head(file).count("\n") + 1
-            found |= {(file, n) for n, line in enumerate(after, first) if line[:1] in ("+", "*")}
+            found |= {
+                (file, n) for n, line in enumerate(after, first) if line[:1] in ("+", ">", "*")
+            }
         return frozenset(found)
 
     @property
@@ -102,7 +105,7 @@ class Regression:
             for line in _lines(text):
                 if line[:1] in ("+", "-"):
                     edited.add((file, number))
-                number += not line.startswith("-")
+                number += line[:1] not in ("-", "<")
         return frozenset(edited)
 
     @property
@@ -116,7 +119,7 @@ class Regression:
 
 
 def _side_of(marked: str, own: str, head: str) -> str:
-    lines = (line for line in _lines(marked) if line[:1] in ("", " ", "*", own))
+    lines = (line for line in _lines(marked) if line[:1] in ("", " ", "*", *own))
     return head + "".join(f"{line[2:]}\n" for line in lines)
 
 

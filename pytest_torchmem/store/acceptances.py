@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from pytest_torchmem.store.baseline_file import parse_text
 from pytest_torchmem.store.baselines import FOLDER
-from pytest_torchmem.store.git import run_git
+from pytest_torchmem.store.git import git_output, run_git
 from pytest_torchmem.values.baseline import (
     Allowance,
     Change,
@@ -132,10 +132,8 @@ def _renamed_acceptance(item: Acceptance, old: tuple[str, str], new: tuple[str, 
 
 def _last(acceptances: Iterable[Acceptance], test: str, environment: str) -> Numbers | None:
     """Return the numbers that were accepted last, of an entry that two branches had changed."""
-    accepted_numbers = [
-        i.after for i in acceptances if (i.test, i.environment) == (test, environment)
-    ]
-    return accepted_numbers[-1] if accepted_numbers else None
+    numbers = [i.after for i in acceptances if (i.test, i.environment) == (test, environment)]
+    return numbers[-1] if numbers else None
 
 
 def _changed_files(names: str) -> Iterator[tuple[_Version, _Version]]:
@@ -190,9 +188,5 @@ def commits_address(folder: Path) -> str:
 
     GitHub, GitLab, Codeberg and others have a commit at ``/commit/NAME`` below the project.
     """
-    try:
-        remote = run_git(folder, "remote", "get-url", "origin").strip()
-    except ReportError:
-        return ""
-    match = _REMOTE.fullmatch(remote)
+    match = _REMOTE.fullmatch(git_output(folder, "remote", "get-url", "origin").strip())
     return f"https://{match[1]}/{match[2].removesuffix('.git')}/commit/" if match else ""

@@ -125,14 +125,26 @@ class BaselineStore:
                     renamed[key] = new + key.removeprefix(old)
         return renamed
 
-    def renamed_from(self, path: Path, environment: Environment, key: str, module: Path) -> str:
-        """Return the key that a test's entry has in a file under the old name of its function.
+    def renamed_from(
+        self, module: Path, environment: Environment, key: str
+    ) -> tuple[Path, str, str] | None:
+        """Return where a test's entry is under an old name: the file, the key, and that name.
 
-        It is ``""`` where there is none. Raises `BaselineError`.
+        The function had it, or the module, of which no other one that is gone has such an entry.
+        Raises `BaselineError`.
         """
-        keys = sorted(self.keys(path, environment))
-        renamed = self.renamed_keys(path, environment, keys, module)
-        return next((old for old, new in renamed.items() if new == key), "")
+        path = self.path(module, environment)
+        renamed = self.renamed_keys(path, environment, self.keys(path, environment), module)
+        for old, new in renamed.items():
+            if new == key:
+                return path, old, old
+        gone = [
+            (file, key, f"that of {was.name.removesuffix('.py')}.py")
+            for was, file in self.files(self.root(module))
+            if self.environment_of(file) == self.environment_of(path) and not was.exists()
+            if not was.with_name(f"{was.name}.py").exists() and key in self.keys(file, environment)
+        ]
+        return gone[0] if len(gone) == 1 else None
 
     def forget(self) -> None:
         """Read files anew that have been moved meanwhile."""
@@ -285,14 +297,14 @@ def _changed_lines(
     path: Path, stored: StoredEntries, changes: FileChanges
 ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Return the lines of a file and of its origins as they would be."""
-    moved = {old: new for old, new in changes.renamed.items() if old in stored.lines}
-    stay = stored.lines.keys() - changes.removed - changes.written.keys() - moved.keys()
-    found = {key: _lines_of_entry(path, stored, key) for key in stay}
-    entries = {new: stored.entry(old, path) for old, new in moved.items()}
+    renamed = {old: new for old, new in changes.renamed.items() if old in stored.lines}
+    stay = stored.lines.keys() - changes.removed - changes.written.keys() - renamed.keys()
+    lines_by_key = {key: _lines_of_entry(path, stored, key) for key in stay}
+    entries = {new: stored.entry(old, path) for old, new in renamed.items()}
     for key, entry in {**entries, **changes.written}.items():
-        found[key] = entry_lines(key, Numbers.of(entry)), [origin_line(key, entry)]
-    lines = {key: some for key, (some, _) in found.items()}
-    return lines, {key: some for key, (_, some) in found.items() if some}
+        lines_by_key[key] = entry_lines(key, Numbers.of(entry)), [origin_line(key, entry)]
+    lines = {key: some for key, (some, _) in lines_by_key.items()}
+    return lines, {key: some for key, (_, some) in lines_by_key.items() if some}
 
 
 def _lines_of_entry(path: Path, stored: StoredEntries, key: str) -> tuple[list[str], list[str]]:

@@ -10,8 +10,7 @@ from typing import Final
 
 from pytest_torchmem.values.errors import ReportError
 
-_SECONDS: Final = 10
-"""A test waits no longer for what is good to know."""
+_SECONDS: Final = 10  # a test waits no longer for what is good to know
 
 
 def git_output(
@@ -35,7 +34,6 @@ def git_output(
         environment = {n: v for n, v in environment.items() if not n.startswith("GIT_")}
     if index:
         environment["GIT_INDEX_FILE"] = str(index)
-    problem = ""
     try:
         process = subprocess.run(
             ["git", "-C", str(folder), *plain, *arguments],

@@ -80,6 +80,23 @@ def test_the_first_gpu_is_taken_unless_one_is_named():
     assert find_device("cpu") == torch.device("cpu")
 
 
+def test_what_the_look_for_a_gpu_reserves_is_given_back_where_nothing_was_reserved(
+    gpu, monkeypatch
+):
+    emptied: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append("cache"))
+    find_device("cuda:0")
+    assert emptied == ["cache"]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    gpu["stats"]["reserved_bytes.all.current"] = 2048
+    find_device("cuda:0")
+    assert emptied == ["cache"]
+    gpu["stats"]["reserved_bytes.all.current"] = 0
+    find_device("cuda:0")
+    assert emptied == ["cache", "cache"]
+
+
 def test_an_allocator_of_the_programs_own_is_named_before_it_is_asked(gpu, monkeypatch):
     def not_supported(device: torch.device) -> dict[str, Any]:
         raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")

@@ -75,6 +75,7 @@ def test_what_is_only_said_or_defined_is_no_change(old: str, new: str) -> None:
         ("from torch import nn", "from torch import nn\nimport nets.patches", [], [4]),
         ("LIMIT = 4", "LIMIT = 4\npytestmark = mark", [], [6]),
         ("LIMIT = 4", "LIMIT = 4\n__all__ = []", [], [6]),
+        ("LIMIT = 4", "LIMIT = 4\nfor SIZE in ():\n    pass", [], [6, 7]),
         ("LIMIT = 4", "LIMIT = 4\nKEPT = torch.ones(3)", [], [6]),
         ("LIMIT = 4", "LIMIT = 4\n\ndef __getattr__(name):\n    return 1\n", [], [7, 8]),
         ("class Net", "@fixture(autouse=True)\ndef f():\n    x()\n\n\nclass Net", [], [18, 19, 20]),

@@ -221,13 +221,13 @@ def test_without_git_nothing_has_changed(folder: Path, monkeypatch: pytest.Monke
     assert changed(folder) == []
 
 
-def places_after_edit(folder: Path, name: str, code: str) -> list[str]:
+def places_after_edit(folder: Path, name: str, code: str, now: str = "b = 2") -> list[str]:
     """Return the places after the second line of a file of settings changed, beside some code."""
     put(folder, name, "[a]\nb = 1\n")
     put(folder, "src/read.py", code)
     put(folder, BASELINE, "{} ")
     commit(folder)
-    put(folder, name, "[a]\nb = 2\n")
+    put(folder, name, f"[a]\n{now}\n")
     return places(folder)
 
 
@@ -247,6 +247,12 @@ def test_settings_that_no_code_names_have_none(folder: Path, code: str) -> None:
 def test_settings_of_tools_and_baselines_have_none(folder: Path, name: str) -> None:
     file = Path(name).name
     assert places_after_edit(folder, name, f'load("{file}")\n') == []
+
+
+def test_settings_are_not_read_as_python(folder: Path) -> None:
+    """In Python this only says something, and in a file of settings it may be a value."""
+    code, now = 'load("small.toml")\n', "b = 1  # two"
+    assert places_after_edit(folder, "conf/small.toml", code, now) == ["small.toml:2"]
 
 
 def test_settings_with_an_odd_name_have_places(folder: Path) -> None:

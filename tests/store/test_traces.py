@@ -52,6 +52,17 @@ def test_every_table_comes_back_as_it_was(trace: Trace, saved: Path) -> None:
             assert before == after, name
 
 
+def test_a_trace_of_megabytes_that_packs_well_can_be_kept(tmp_path: Path) -> None:
+    b = TraceBuilder()
+    for _ in range(20_000):
+        with b.op("aten::mul"):
+            b.free(b.alloc(40))
+    b.build().save(tmp_path / "long.npz")
+    again = load_trace(tmp_path / "long.npz")
+    assert again.events[:].nbytes > 1 << 20
+    assert len(again.allocations) == 40_000
+
+
 def test_an_empty_trace_can_be_kept(tmp_path: Path) -> None:
     Trace().save(tmp_path / "empty.npz")
     assert analyze_trace(load_trace(tmp_path / "empty.npz")).peak.total == 0

@@ -16,9 +16,11 @@ from pytest_torchmem.values.units import (
     format_apart,
     format_change,
     format_size,
+    one_line,
     parse_floor,
     parse_fraction,
     parse_size,
+    printable,
     resolve_device,
 )
 
@@ -164,3 +166,9 @@ def test_a_device_is_the_one_of_its_kind_that_is_there():
         resolve_device("cuda", ["cuda:0", "cuda:1"], "it")
     with pytest.raises(MarkerError, match="device: 5 is not a device"):
         resolve_device(5, there, "it")
+
+
+def test_what_a_terminal_would_obey_is_shown_as_its_escape():
+    assert printable("a\x1b[2Jb\u202e\ud800") == r"a\x1b[2Jb\u202e\ud800"
+    assert one_line("a\nb\x07") == r"a b\x07"
+    assert printable("größe 🙂") == one_line("größe 🙂") == "größe 🙂"

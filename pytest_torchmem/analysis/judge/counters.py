@@ -116,7 +116,7 @@ def _parts(
     Each counter's peak may be at another moment, so a difference of two is the least that it was.
     What the segments had free is of one moment. Where they are not all, counters tell the rest.
     """
-    parts = {_TAILS: counters.allocated - counters.requested}
+    parts = {_TAILS: max(0, counters.allocated - counters.requested)}
     if key == "allocated":
         return parts
     parts[_WAITING] = counters.active - counters.allocated
@@ -127,8 +127,13 @@ def _parts(
         is_whole = held.size_bytes == segment.size_bytes
         words = _POOLED if segment.is_private else _CACHED if is_whole else _SPLIT
         free[words] += held.size_bytes
-    # What no tensor holds of a block in use is told as its end.
+    # No tensor holds the end of a block in use either, nor a block that waits.
     free[_SPLIT] = max(0, free[_SPLIT] - parts[_TAILS])
+    waiting_bytes = parts[_WAITING]
+    for words in (_CACHED, _SPLIT):
+        taken = min(free[words], waiting_bytes)
+        free[words] -= taken
+        waiting_bytes -= taken
     rest = max(0, counters.reserved - counters.active - sum(free.values()))
     split = min(max(0, counters.split - free[_SPLIT]), rest)
     free[_SPLIT] += split

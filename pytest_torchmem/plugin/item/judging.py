@@ -123,13 +123,13 @@ class Baselines:
         """The test's baseline file."""
         return self.store.path(self.module, self.environment())
 
-    def code(self, key: str) -> CodeChanges:
+    def code(self, path: Path, key: str) -> CodeChanges:
         """Return the changes of code since an entry was stored.
 
         Of all places that have changed those are told that the test can reach.
         """
         since, environment = self.store.changed_lines, self.environment()
-        entry = self.store.stored_entry(self.path, environment, key)
+        entry = self.store.stored_entry(path, environment, key)
         return CodeChanges(
             partial(since.changed_at, entry),
             lambda: self.in_reach(since.places(entry)),
@@ -170,13 +170,13 @@ class Baselines:
     def _with_renamed(
         self, missing: Finding, key: str, result: Result, allowance: Allowance
     ) -> Finding:
-        path, environment = self.path, self.environment()
+        environment = self.environment()
         with suppress(BaselineError):  # as no test can use it, it is none
-            old = self.store.renamed_from(path, environment, key, self.module)
-            stored = self.store.entry(path, environment, old) if old else None
-            if stored:
-                text = f"{missing.numbers}; it seems to be {old}, renamed"
-                code = self.code(old)
+            renamed = self.store.renamed_from(self.module, environment, key)
+            if renamed and (stored := self.store.entry(renamed[0], environment, renamed[1])):
+                path, old_key, name = renamed
+                text = f"{missing.numbers}; it seems to be {name}, renamed"
+                code = self.code(path, old_key)
                 was = Reference.of(stored)
                 compared = judge_baseline(result, was, allowance, code)
                 for grown in with_changes(compared.findings, code, was)[:1]:
@@ -257,7 +257,7 @@ class Judge:
             near, missing = self.baselines.missing(result, allowance)
             findings = (*findings, *missing)
             return replace(judged, findings=findings, change=Change.NEW, nearest=near)
-        code = self.baselines.code(judged.key)
+        code = self.baselines.code(self.baselines.path, judged.key)
         compared = judge_baseline(result, reference, allowance, code)
         grown = told_by_allocator(compared.findings, result, window.source)
         accepted = ""

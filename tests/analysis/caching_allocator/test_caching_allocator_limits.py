@@ -329,3 +329,15 @@ def test_a_capture_cannot_give_memory_back_to_make_room():
     result = run(log, capacity_bytes=100 * MiB)
     assert len(result.out_of_memory) == 1
     assert result.retry_count == 0
+
+
+def test_a_hole_that_is_mapped_again_as_a_whole_joins_its_neighbours():
+    log = log_of(("a", 20 * MiB), ("b", 20 * MiB), ("c", 20 * MiB), "b")
+    log.empty_cache()
+    log.alloc(ord("d"), 20 * MiB)
+    for name in "acd":
+        log.free(ord(name))
+    log.alloc(ord("e"), 60 * MiB)
+    result = run(log, EXPANDABLE)
+    assert result.address[-1] == result.address[0]
+    assert result.peak.reserved == 60 * MiB

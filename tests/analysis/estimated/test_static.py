@@ -153,6 +153,11 @@ def test_result_names_what_is_live_at_the_peak_and_is_marked_estimated():
     assert not result.has_backward
 
 
+def test_what_the_first_operator_makes_and_the_output_uses_is_retained():
+    graph = graph_of([10, 20], given("x", 0), op("mm", (1,), (0,)), output(1))
+    assert estimate_result(run_of(graph)).retained.total == 20
+
+
 def test_each_category_names_what_it_held_when_it_held_most():
     graph = graph_of(
         [50, 10, 1, 5],

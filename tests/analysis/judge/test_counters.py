@@ -163,6 +163,15 @@ def test_the_line_that_free_segments_were_reserved_for_is_named(segment_bytes, t
     assert finding.others == ", 20.0 MiB more held no tensor either"
 
 
+def test_blocks_that_wait_for_a_stream_are_not_told_as_free_a_second_time() -> None:
+    # Blocks that wait count as requested, too.
+    result = measured(Counters(90 * MiB, 30 * MiB, 90 * MiB, 95 * MiB))
+    source = Allocated(shared_bytes=60 * MiB, segment_bytes=60 * MiB)
+    (finding,) = told_by_allocator(judge_limits(result, {"reserved": 40 * MiB}), result, source)
+    assert finding.cause.startswith("at least 60.0 MiB of that had been freed and waited")
+    assert finding.others == ", 5.0 MiB more held no tensor either"
+
+
 def test_what_no_segment_tells_is_told_by_counters() -> None:
     result = measured(Counters(30 * MiB, 30 * MiB, 30 * MiB, 130 * MiB, split=60 * MiB))
     source = Allocated(shared_bytes=50 * MiB)

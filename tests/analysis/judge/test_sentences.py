@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pytest_torchmem.analysis.judge.causes import line_text
 from pytest_torchmem.analysis.judge.holders import Held, explain_retained
 from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits, rank
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Reference
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
+from pytest_torchmem.values.findings import Difference, DifferenceKind, LineDifference
 from pytest_torchmem.values.measured import Window, sentences
 from pytest_torchmem.values.results import Fate, Holder, Result
 from pytest_torchmem.values.units import MiB
@@ -54,6 +56,12 @@ def test_a_region_and_its_body_share_a_cause():
     assert told[1] == (
         "memory peaked at 8.0 MiB, +7.0 MiB (+700 %) over the limit of 1.0 MiB (same cause)"
     )
+
+
+def test_a_line_that_only_got_another_label_says_which_it_had():
+    relabelled = Difference(LEAK, 8 * MiB, DifferenceKind.RELABELLED, was=Category.GRADIENT)
+    text = line_text(LineDifference((relabelled,)))
+    assert text == "8.0 MiB of temporary from aten::ones at net.py:7, gradient before"
 
 
 def test_numbers_are_short_where_a_failed_assert_shows_them():

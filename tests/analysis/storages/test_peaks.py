@@ -288,3 +288,12 @@ def test_a_storage_of_one_byte_is_born_as_others_are():
     profile = analyze_trace(b.build())
     assert profile.storages.size_bytes.tolist() == [1]
     assert profile.timeline.total.tolist() == [0, 1]
+
+
+def test_what_the_last_step_leaves_is_not_asked_what_most_steps_leave():
+    b = TraceBuilder()
+    for size_bytes in (1, 1, 5, 5):
+        b.alloc(size_bytes)
+        b.mark(MarkKind.STEP)
+    # Steps 2 to 4 add 1, 5 and 5; what the last of them made may be replaced by the next.
+    assert analyze_trace(b.build()).each_step == 1

@@ -311,6 +311,29 @@ def test_a_rerun_is_measured_anew_and_counted_once(project):
     assert project.entries()["test_a"]["total"] == 1 << 20
 
 
+def test_a_fixture_of_a_rerun_is_before_the_body_again(project):
+    pytest.importorskip("pytest_rerunfailures")
+    project.write(
+        """
+        said = []
+
+        @pytest.fixture
+        def early(request):
+            torchmem = request.getfixturevalue("torchmem")
+            try:
+                torchmem.measure("part")
+            except Exception as error:
+                said.append(str(error))
+
+        def test_a(early):
+            assert len(said) == 2
+            assert all("this is before the test body" in text for text in said)
+        """
+    )
+    result = project.run("-p", "rerunfailures", "--reruns=1")
+    assert result.parseoutcomes() == {"passed": 1, "rerun": 1}
+
+
 def test_a_teardown_error_changes_no_baseline(project):
     project.write(
         """

@@ -36,6 +36,17 @@ def test_a_required_check_says_in_one_line_that_a_module_moved(moved):
     assert moved.baseline("test_old").read_bytes() == before
 
 
+def test_a_required_check_says_by_how_much_a_test_of_a_renamed_module_grew(moved):
+    (moved.path / "deep/test_new.py").rename(moved.path / "test_new.py")
+    told = moved.run("--torchmem-ci")
+    told.stdout.fnmatch_lines(
+        [
+            "there is no baseline for test_a in *test_new.json; it seems to be that of "
+            "test_old.py, renamed; against that, memory peaked at 400.0 MiB, +391.0 MiB *"
+        ]
+    )
+
+
 def test_followed_it_is_compared_with_its_old_numbers_and_what_grew_fails(moved):
     told = moved.run()
     told.assert_outcomes(passed=3)

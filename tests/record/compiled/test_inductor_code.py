@@ -82,6 +82,16 @@ def test_a_buffer_is_followed_through_other_names(kernel_at):
     assert kernel_at(CPU, "buf3 =") == Kernel("aten::gelu")
 
 
+def test_another_name_for_an_argument_is_no_buffer(kernel_at):
+    view = "buf4 = reinterpret_tensor(buf3"
+    source = CPU.replace(
+        view, f"buf9 = reinterpret_tensor(primals_2, (8, ), (1, ), 0)\n        {view}"
+    )
+    assert "buf9" in source
+    assert kernel_at(source, "buf9 =") is None
+    assert kernel_at(source, "buf3 =") == Kernel("aten::gelu")
+
+
 def test_a_kernel_without_a_comment_is_explained_by_its_name(kernel_at):
     assert kernel_at(TRITON, "buf1 =") == Kernel("aten::_softmax")
     assert kernel_at(CPU, "cpp_fused_gelu_1(") == Kernel("aten::gelu")

@@ -469,6 +469,7 @@ def test_a_pause_of_the_machine_is_not_most_of_an_svg():
     points = next(root.iter(f"{SVG}polygon")).get("points").split()
     corners = sorted({float(point.split(",")[0]) for point in points})
     gaps = [after - before for before, after in pairwise(corners)]
+    assert len(gaps) == 3
     assert max(gaps) < 1.1 * min(gaps)
     assert "change 2" in [node.text for node in root.iter(f"{SVG}text")]
 
@@ -494,6 +495,17 @@ def test_an_svg_of_nothing_has_a_sentence_and_no_bare_axis(empty):
     root = ElementTree.fromstring(timeline_svg(empty, "nothing"))
     assert [node.text for node in root.iter(f"{SVG}text")] == ["nothing", "nothing was allocated"]
     assert not list(root.iter(f"{SVG}line"))
+    _, said = (float(node.get("y")) for node in root.iter(f"{SVG}text"))  # type: ignore[arg-type]
+    assert 44 < said < float(root.get("height")) - 44  # type: ignore[arg-type]
+
+
+def test_the_legend_stands_in_the_svg_and_above_what_its_sizes_are():
+    root = ElementTree.fromstring(timeline_svg(picture(), "t"))
+    nodes = [(node.text, float(node.get("y"))) for node in root.iter(f"{SVG}text")]  # type: ignore[arg-type]
+    legend = [y for text, y in nodes if text and text.startswith(("activation", "parameter"))]
+    (said,) = (y for text, y in nodes if text == "sizes at the peak")
+    assert len(legend) == 2
+    assert max(legend) < said < float(root.get("height"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("times", [(7,), (7, 7)])
