@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import re
 import shutil
 import subprocess
@@ -22,7 +21,7 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Final
@@ -58,20 +57,12 @@ class Suite:
 
     files: tuple[str, ...]
     apart: tuple[str, ...] = ()
-    chosen: str = ""
     gpu: str = "H100"
-    environment: Mapping[str, str] = field(default_factory=dict)
     timeout_s: int = 1800
 
 
-_ALLOCATOR: Final = "TestCuda and not Optims and not Autocast or TestBlockStateAbsorption"
 SUITES: Final = {
     "cuda": Suite(("test_cuda.py",)),
-    "expandable": Suite(
-        ("test_cuda.py",),
-        chosen=_ALLOCATOR,
-        environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-    ),
     "trace": Suite(("test_cuda_trace.py",)),
     "context": Suite(
         ("test_cuda_primary_ctx.py",),
@@ -87,8 +78,6 @@ SUITES: Final = {
     ),
     "checkpointing": Suite(("functorch/test_ac.py",)),
     "inductor": Suite(("inductor/test_memory.py",)),
-    "graphs": Suite(("inductor/test_cudagraph_trees.py",), timeout_s=3600),
-    "optimizers": Suite(("test_optim.py",), chosen="peak_memory or cuda_params"),
 }
 
 
@@ -139,7 +128,7 @@ def run(name: str, tests: Path) -> Outcomes:
     """Run a suite on its simulated GPU. Raises `SystemExit` where a process leaves no report."""
     suite = SUITES[name]
     outcomes = []
-    for number, chosen in enumerate(suite.apart or (suite.chosen,)):
+    for number, chosen in enumerate(suite.apart or ("",)):
         report = tests / f"{name}-{number}.xml"
         command = [sys.executable, "-m", "pytest_torchmem", "simulate", "--gpu", suite.gpu, "--"]
         command += [sys.executable, "-m", "pytest", "-q", "--tb=short", "-o", "addopts="]
@@ -152,7 +141,6 @@ def run(name: str, tests: Path) -> Outcomes:
             subprocess.run(
                 [*command, *suite.files],
                 cwd=tests,
-                env={**os.environ, **suite.environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 timeout=suite.timeout_s,

@@ -230,6 +230,9 @@ class Call {
 
   void count(const at::Tensor& tensor) {
     total_ += bytes_of(tensor);
+    // The CPU adds up short integers as long ones, of which it makes a copy.
+    const bool widens = at::isIntegralType(tensor.scalar_type(), true);
+    on_host_ += widens ? tensor.numel() * sizeof(int64_t) : bytes_of(tensor);
     is_small_ = is_small_ && is_small(tensor) && (op_.rule.compares || total_ <= 8 * kMiB);
   }
 
@@ -242,7 +245,7 @@ class Call {
   bool is_computed() const {
     if (!computable_ || deferred_) return false;
     if (is_small_) return true;
-    return decides() && !missing_ && total_ <= room_on_host();
+    return decides() && !missing_ && on_host_ <= room_on_host();
   }
 
   // What is not computed may be computed later.
@@ -431,7 +434,7 @@ class Call {
   std::shared_ptr<const Deferred> deferred_;
   std::string failed_assertion_;
   int device_ = -1;
-  size_t total_ = 0;
+  size_t total_ = 0, on_host_ = 0;
   bool computable_, is_small_ = true, integers_ = true, is_given_ = false;
   bool exact_ = true, missing_ = false, computed_ = false, answers_ = false;
   bool indexed_ = false, lost_ = false;  // integers are given that are exact, and that are not
