@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import re
 import shutil
 import subprocess
 import sys
@@ -40,23 +39,16 @@ REASONS: Final = {
     "machine": "needs a network, a compiler, a driver or more memory",
     "order": "fails after another test of the list, and passes alone",
     "simulation": "the simulated GPU is wrong",
+    "open": "the cause is not known yet",
 }
-#: What the installed torch calls otherwise, and a default device, which its `TestCase` would find.
-_REWRITTEN: Final = (
-    (r"import (.*)\bHAS_CUDA$", r"import \1HAS_CUDA_AND_TRITON as HAS_CUDA"),
-    (
-        r"^( +)super\(\)\.setUp\(\)\n +(torch\.set_default_device\(.*\))$",
-        r"\1\2\n\1super().setUp()",
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Tests that run in one process, or ``apart``: each in its own."""
+    """Tests of some files; each expression in ``chosen`` has a process of its own."""
 
     files: tuple[str, ...]
-    apart: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ("",)
     gpu: str = "H100"
     timeout_s: int = 1800
 
@@ -66,7 +58,7 @@ SUITES: Final = {
     "trace": Suite(("test_cuda_trace.py",)),
     "context": Suite(
         ("test_cuda_primary_ctx.py",),
-        apart=("test_copy", "test_pin_memory", "test_str_repr"),
+        chosen=("test_copy", "test_pin_memory", "test_str_repr"),
         gpu="H100x2",
     ),
     "fsdp": Suite(
@@ -76,7 +68,7 @@ SUITES: Final = {
         ),
         gpu="H100x2",
     ),
-    "checkpointing": Suite(("functorch/test_ac.py",)),
+    "optimizers": Suite(("test_optim.py",), chosen=("peak_memory or cuda_params",)),
     "inductor": Suite(("inductor/test_memory.py",)),
 }
 
@@ -128,7 +120,7 @@ def run(name: str, tests: Path) -> Outcomes:
     """Run a suite on its simulated GPU. Raises `SystemExit` where a process leaves no report."""
     suite = SUITES[name]
     outcomes = []
-    for number, chosen in enumerate(suite.apart or ("",)):
+    for number, chosen in enumerate(suite.chosen):
         report = tests / f"{name}-{number}.xml"
         command = [sys.executable, "-m", "pytest_torchmem", "simulate", "--gpu", suite.gpu, "--"]
         command += [sys.executable, "-m", "pytest", "-q", "--tb=short", "-o", "addopts="]
@@ -188,11 +180,6 @@ def main() -> int:
         tests = Path(made, "test")
         source = options.source or fetched(Path(made, "torch"), RELEASE, "test")
         shutil.copytree(source / "test", tests)
-        for file in {file for suite in SUITES.values() for file in suite.files}:
-            text = (tests / file).read_text(encoding="utf-8")
-            for theirs, ours in _REWRITTEN:
-                text = re.sub(theirs, ours, text, flags=re.MULTILINE)
-            (tests / file).write_text(text, encoding="utf-8")
         for name in options.suites or SUITES:
             results[name] = run(name, tests)
             if options.keep:
