@@ -164,7 +164,7 @@ class Originals:
         ]
 
 
-#: Those of the process.
+#: The originals of this process.
 ORIGINALS: Final = Originals()
 
 

@@ -49,7 +49,7 @@ LINES: Final = {
     "values": 3_350,
 }
 #: What is put into torch and Python while a body runs, and what of torch has no public name.
-NAMES: Final = {"replaced names": 18, "private names of torch": 72}
+NAMES: Final = {"replaced names": 18, "private names of torch": 70}
 SUFFIXES: Final = {".py": "", ".cpp": " (C++)", ".h": " (C++)", ".js": " (JavaScript)"}
 
 # It breaks its limits and its baseline, on the CPU.
@@ -237,7 +237,8 @@ def counts(trees: Trees, ran: set[tuple[str, str, int]]) -> Iterator[tuple[str, 
     lengths = [line_count(node) for tree in trees.values() for node in functions(tree)]
     kilo_lines = sum(lines) / 1000
     folder_count, folder = largest_folder(trees)
-    outside = {p: t for p, t in trees.items() if "torch_api" not in p.parts}
+    torchs = {"torch_api", "torch_names"}
+    outside = {p: t for p, t in trees.items() if torchs.isdisjoint(p.parts)}
     yield "files", f"{len(trees)}", ""
     yield "lines", f"{sum(lines):,}", "31,000"
     yield "lines of a module, median and largest", f"{median(lines):.0f}, {max(lines)}", "about 400"
@@ -247,7 +248,11 @@ def counts(trees: Trees, ran: set[tuple[str, str, int]]) -> Iterator[tuple[str, 
     yield "with a docstring", f"{documented(trees, False):.0%}", ""
     yield "with a docstring, of the public ones", f"{documented(trees, True):.0%}", ""
     yield "`Any` in 1,000 lines", f"{uses_of_any(trees) / kilo_lines:.1f}", ""
-    yield "`Any` outside `record/torch_api`", f"{uses_of_any(outside)}", "under 100"
+    yield (
+        "`Any` outside `record/torch_api` and `torch_names`",
+        f"{uses_of_any(outside)}",
+        "under 100",
+    )
     yield "modules in circles of imports", f"{len(modules_in_circles(trees))}", "0"
     yield "class names used twice", f"{len(class_names_twice(trees))}", "0"
     yield "files in the largest folder", f"{folder_count} (`{folder}`)", "12"

@@ -89,13 +89,13 @@ def with_counters(
     A GPU counts for itself: where its counters are missing, an estimate must not hide that. Raises
     what `GpuQuestions.simulate` raises.
     """
-    asked = [key for key in COUNTERS if key in limits]
+    counters = [key for key in COUNTERS if key in limits]
     counts_itself = result.device != "cpu" and not result.estimated
-    if not asked or result.counters is not None or counts_itself:
+    if not counters or result.counters is not None or counts_itself:
         return result
     run = source.simulate(settings)
     note = (
-        f"{' and '.join(asked)} memory is estimated: torch's CUDA caching allocator, simulated "
+        f"{' and '.join(counters)} memory is estimated: torch's CUDA caching allocator, simulated "
         f"{f'with {settings} ' if settings else ''}over the allocations on {result.device}, "
         f"reserves {format_size(run.peak.reserved)}; {run.reserved_peak}"
     )

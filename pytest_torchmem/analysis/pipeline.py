@@ -121,14 +121,14 @@ class MemoryProfile(Footprint):
         return self._left_behind(rows[self.storages.died[rows] <= self.window.end], noted_ns)
 
     def _left_behind(self, rows: NDArray[np.int64], noted_ns: int) -> tuple[LeftBehind, ...]:
-        noted = self.tree.ranks_at(np.array([noted_ns]))[0]
+        noted_rank = self.tree.ranks_at(np.array([noted_ns]))[0]
         storages = self.storages
         return tuple(
             LeftBehind(
                 (self.device, int(storages.ptr[row])),
                 int(storages.size_bytes[row]),
                 bool(storages.died[row] == NEVER),
-                bool(storages.died[row] > noted),
+                bool(storages.died[row] > noted_rank),
                 self.attribution.contributor(row),
             )
             for row in rows.tolist()
@@ -178,9 +178,11 @@ class MemoryProfile(Footprint):
         Raises what `simulate` raises.
         """
         requests, run = self.allocator_requests, self.simulate(settings)
-        made = requests.kind == Request.ALLOC
+        is_allocation = requests.kind == Request.ALLOC
         address = np.zeros(len(self.storages), np.int64)
-        address[storages_of_window(self.evidence)[requests.key[made]]] = run.address[made]
+        address[storages_of_window(self.evidence)[requests.key[is_allocation]]] = run.address[
+            is_allocation
+        ]
         segments = (ReservedSegment(s.address, s.size_bytes, bool(s.pool)) for s in run.segments)
         return self.reserved(segments, address)
 

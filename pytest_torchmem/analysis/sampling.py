@@ -57,10 +57,10 @@ class StorageLives:
         """Return which storages are live at a row: bool, shape (S,)."""
         return (self.begins <= row) & (self.ends > row)
 
-    def contributors(self, wanted: NDArray[np.bool_]) -> Iterator[Contributor]:
-        """Yield the origins of the storages that are ``wanted``, with what these hold."""
+    def contributors(self, members_wanted: NDArray[np.bool_]) -> Iterator[Contributor]:
+        """Yield the origins of the storages in ``members_wanted``, with what these hold."""
         for who, members in self.groups:
-            held = self.sizes[members[wanted[members]]]
+            held = self.sizes[members[members_wanted[members]]]
             if len(held):
                 yield who.holding(int(held.sum()), len(held))
 
@@ -292,8 +292,8 @@ def _calls(profile: MemoryProfile) -> tuple[dict[str, int], dict[str, int]]:
     trace = profile.tree.trace
     events = trace.events
     is_operator = (events["kind"] == EventKind.TORCH_OP) & events["is_operator"].astype(bool)
-    called = is_operator & (events["parent"] >= 0) & is_operator[events["parent"]]
-    outer = np.where(called, events["parent"], np.arange(len(events)))
+    is_inner = is_operator & (events["parent"] >= 0) & is_operator[events["parent"]]
+    outer = np.where(is_inner, events["parent"], np.arange(len(events)))
     while not np.array_equal(further := outer[outer], outer):
         outer = further
     inside = profile.window.holds(profile.tree.rank)

@@ -143,14 +143,16 @@ class Snapshot(GpuQuestions):
         retained = _largest_first(
             lives, (lives.begins > 0) & lives.are_live(len(timeline.times_ns) - 1)
         )
-        held = CategoryBytes(unknown=int(timeline.total[peak_row]))
-        left = CategoryBytes(unknown=sum(c.size_bytes for c in retained))
+        at_peak = CategoryBytes(unknown=int(timeline.total[peak_row]))
+        at_end = CategoryBytes(unknown=sum(c.size_bytes for c in retained))
         return Result(
             name=name,
             device=self.name,
             estimated=False,
-            peak=Peak(held.total, int(timeline.times_ns[peak_row]), held, held, live, live),
-            retained=Retained(left.total, left, retained),
+            peak=Peak(
+                at_peak.total, int(timeline.times_ns[peak_row]), at_peak, at_peak, live, live
+            ),
+            retained=Retained(at_end.total, at_end, retained),
             counters=replace(self.replay.peak, estimated=self.misplaced_count > 0),
             has_backward=any(who.phase is Phase.BACKWARD for who, _ in lives.groups),
             notes=tuple(self._notes()),
@@ -324,38 +326,38 @@ def _check_numbers(entry: Mapping[str, object]) -> None:
         raise ValueError(f"{shown(entry['stream'])} is no stream")
 
 
-def _settings(found: Mapping[str, object]) -> AllocatorSettings:
+def _settings(options: Mapping[str, object]) -> AllocatorSettings:
     """Return the settings that torch says it has; the defaults where a release says nothing."""
     settings = AllocatorSettings()
-    split = found.get("max_split_size", -1)
+    split = options.get("max_split_size", -1)
     if isinstance(split, int) and split > 0:
         settings = replace(settings, max_split_bytes=split)
-    threshold = found.get("garbage_collection_threshold", 0.0)
+    threshold = options.get("garbage_collection_threshold", 0.0)
     if isinstance(threshold, float):
         settings = replace(settings, garbage_collection_threshold=threshold)
-    divisions = found.get("roundup_power2_divisions")
+    divisions = options.get("roundup_power2_divisions")
     if isinstance(divisions, dict) and len(divisions) == len(settings.power2_divisions):
         settings = replace(settings, power2_divisions=tuple(divisions.values()))
-    return replace(settings, expandable_segments=bool(found.get("expandable_segments", False)))
+    return replace(settings, expandable_segments=bool(options.get("expandable_segments", False)))
 
 
 def _busiest(traces: _Traces, segments: _Segments) -> int:
     """Return the device with the longest history; without any, the one that holds most."""
-    held = _held_bytes(traces, segments)
-    if not any(any(pair) for pair in held):
+    held_bytes = _held_bytes(traces, segments)
+    if not any(any(pair) for pair in held_bytes):
         raise SnapshotError(
             "the snapshot has no history and no memory: call "
             "torch.cuda.memory._record_memory_history() before the code to look at"
         )
-    return max(range(len(held)), key=lambda number: held[number])
+    return max(range(len(held_bytes)), key=lambda number: held_bytes[number])
 
 
 def _held_bytes(traces: _Traces, segments: _Segments) -> list[tuple[int, int]]:
     """Return the entries of the history and the reserved bytes of each device."""
-    held = [0] * len(traces)
+    sizes = [0] * len(traces)
     for segment in segments:
-        held[whole_number(segment.get("device", 0))] += whole_number(segment["total_size"])
-    return [(len(entries), size) for entries, size in zip(traces, held, strict=True)]
+        sizes[whole_number(segment.get("device", 0))] += whole_number(segment["total_size"])
+    return [(len(entries), size) for entries, size in zip(traces, sizes, strict=True)]
 
 
 def _times_ns(entries: Sequence[TraceEntry], history: History) -> NDArray[np.int64]:

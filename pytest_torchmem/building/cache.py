@@ -24,10 +24,10 @@ def cache_root() -> Path:
 
 def digest(facts: str, files: Iterable[Path]) -> str:
     """Return a short name for what is built of these sources under these circumstances."""
-    found = blake2b(facts.encode())  # OpenSSL's hashes take 10 ms to begin with
+    hashed = blake2b(facts.encode())  # OpenSSL's hashes take 10 ms to begin with
     for file in sorted(files):
-        found.update(file.read_bytes())
-    return found.hexdigest()[:12]
+        hashed.update(file.read_bytes())
+    return hashed.hexdigest()[:12]
 
 
 def make_once(out: Path, is_made: Callable[[], bool], make: Callable[[], None]) -> None:
@@ -59,6 +59,6 @@ def _remove_unfinished(folder: Path) -> None:
     """Remove what builds have left that were killed: their locks are held no more."""
     from filelock import FileLock, Timeout
 
-    for left in folder.glob(f"*{UNFINISHED}"):
-        with contextlib.suppress(Timeout), FileLock(left.with_suffix(".lock"), timeout=0):
-            shutil.rmtree(left, ignore_errors=True)
+    for leftover in folder.glob(f"*{UNFINISHED}"):
+        with contextlib.suppress(Timeout), FileLock(leftover.with_suffix(".lock"), timeout=0):
+            shutil.rmtree(leftover, ignore_errors=True)

@@ -27,8 +27,8 @@ def find_compiler(*, any_kind: bool = False) -> list[str]:
     Raises `BuildError` where there is none.
     """
     for name in _COMPILERS:
-        if found := shutil.which(name):
-            return [found]
+        if path := shutil.which(name):
+            return [path]
     if not any_kind:
         raise BuildError("this machine has no C++ compiler; install g++")
     if importlib.util.find_spec("ziglang"):

@@ -97,7 +97,7 @@ def bisect(test: str, good: str = "", bad: str = "HEAD", folder: Path = Path()) 
         return Moved(test, commit, headline, *found)
 
 
-def _first_bad(tree: Path, step: str, moved: str) -> str:
+def _first_bad(tree: Path, step: str, message: str) -> str:
     """Let git find the first bad commit. Raises `ReportError` where several may be."""
     try:
         run_git(tree, "bisect", "run", sys.executable, "-c", step)
@@ -107,7 +107,7 @@ def _first_bad(tree: Path, step: str, moved: str) -> str:
             raise
         commits = ", ".join(name[:_SHORT] for name in possible)
         raise ReportError(
-            f"{moved} in one of {commits}: at some of them it gives no number"
+            f"{message} in one of {commits}: at some of them it gives no number"
         ) from None
     return run_git(tree, "rev-parse", "refs/bisect/bad").strip()
 

@@ -183,11 +183,11 @@ def _run(
     requests = snapshot.history.requests
     allocations = []
     for key, size_bytes in enumerate(requests.size_bytes[requests.kind == Request.ALLOC].tolist()):
-        made = snapshot.sites[key].origin
-        place = str(made.source) if made.source else _NO_LINE
-        if not made.source and made.phase is Phase.BACKWARD:
+        origin = snapshot.sites[key].origin
+        place = str(origin.source) if origin.source else _NO_LINE
+        if not origin.source and origin.phase is Phase.BACKWARD:
             place = _BACKWARD
-        allocations.append(((made.operator, place), size_bytes))
+        allocations.append(((origin.operator, place), size_bytes))
     gpu = CalibratedGpu.from_json(parse_json(read_text(folder / "device.json")))
     return gpu, allocations
 
@@ -200,9 +200,9 @@ def as_file(calibration: Calibration) -> str:
         )
         if len(text.encode()) < MOST_BYTES or not calibration.places:
             return text
-        kept = calibration.places[: len(calibration.places) * 3 // 4]
-        left_out = calibration.left_out + len(calibration.places) - len(kept)
-        calibration = replace(calibration, places=kept, left_out=left_out)
+        places = calibration.places[: len(calibration.places) * 3 // 4]
+        left_out = calibration.left_out + len(calibration.places) - len(places)
+        calibration = replace(calibration, places=places, left_out=left_out)
 
 
 def read_calibration(path: Path) -> Calibration:

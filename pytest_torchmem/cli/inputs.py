@@ -191,8 +191,8 @@ def _baseline(path: Path, module: str) -> Iterator[tuple[Key, BaselineEntry]]:
 def _environment(environment: Mapping[str, str]) -> str:
     """Return an environment in words: ``cpu, torch 2.13``."""
     others = {name: value for name, value in sorted(environment.items()) if name != "device"}
-    named = (f"{name} {value}" for name, value in others.items() if value)
-    return ", ".join(filter(None, [environment.get("device", ""), *named]))
+    settings = (f"{name} {value}" for name, value in others.items() if value)
+    return ", ".join(filter(None, [environment.get("device", ""), *settings]))
 
 
 def read_recordings(path: Path, device: str = "") -> list[tuple[str, GpuQuestions]]:

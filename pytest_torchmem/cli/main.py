@@ -216,8 +216,8 @@ def _add_bisect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _bisect(options: argparse.Namespace) -> Exit:
-    moved = bisecting.bisect(options.test, options.good, options.bad, options.folder)
-    _say("\n".join(moved.lines()))
+    bisection = bisecting.bisect(options.test, options.good, options.bad, options.folder)
+    _say("\n".join(bisection.lines()))
     return Exit.OK
 
 
@@ -413,13 +413,13 @@ def _report(options: argparse.Namespace) -> Exit:
 
 def _fits(options: argparse.Namespace) -> Exit:
     """Answer for each device of each recording: those that do not fit come first."""
-    found = []
+    answers = []
     for path in options.traces:
         fits = [
             (path, device, recording.fits(options.capacity, options.settings))
             for device, recording in read_recordings(path, options.device)
         ]
-        found += sorted(fits, key=lambda row: (bool(row[2]), -row[2].peak_reserved_bytes))
+        answers += sorted(fits, key=lambda row: (bool(row[2]), -row[2].peak_reserved_bytes))
     rows = [
         {
             "trace": str(path),
@@ -432,17 +432,17 @@ def _fits(options: argparse.Namespace) -> Exit:
             "retries": fit.retry_count,
             "sentence": str(fit),
         }
-        for path, device, fit in found
+        for path, device, fit in answers
     ]
-    several = len(options.traces) > 1, len(found) > len(options.traces)
+    several = len(options.traces) > 1, len(answers) > len(options.traces)
     lines = []
-    for path, device, fit in found:
+    for path, device, fit in answers:
         names = (
             name for name, is_shown in zip((str(path), device), several, strict=True) if is_shown
         )
         lines.append(": ".join([*names, str(fit)]))
     _say(json.dumps(rows, indent=1) if options.format == "json" else "\n".join(lines))
-    return Exit.OK if all(fit for *_, fit in found) else Exit.DOES_NOT_FIT
+    return Exit.OK if all(fit for *_, fit in answers) else Exit.DOES_NOT_FIT
 
 
 def _reserved(options: argparse.Namespace) -> Exit:

@@ -158,8 +158,8 @@ def analyze(
     for a device that is not in it.
     """
     source = profile.source if isinstance(profile, Profile) else profile
-    found = analyze_trace(trace_in(source), device, passes)
-    return Profile(**{f.name: getattr(found, f.name) for f in fields(found)}, source=source)
+    analysed = analyze_trace(trace_in(source), device, passes)
+    return Profile(**{f.name: getattr(analysed, f.name) for f in fields(analysed)}, source=source)
 
 
 def write_stacks(path: str | os.PathLike[str], stacks: Stacks) -> None:

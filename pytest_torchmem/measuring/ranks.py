@@ -110,8 +110,8 @@ class Ranks:
         from pytest_torchmem.record.environment import group_rank
         from pytest_torchmem.record.torch_api.distributed import gather as exchange
 
-        found = group_rank(group)
-        if found is None:
+        own_rank = group_rank(group)
+        if own_rank is None:
             if (rank := Rank.launched()).count > 1:
                 raise RankError(
                     f"this is {rank}, and there is no process group to gather results with: call "
@@ -119,7 +119,7 @@ class Ranks:
                     "and read them with Ranks.load"
                 )
             return cls((measured if isinstance(measured, Result) else measured.result,))
-        if found[0] < 0:
+        if own_rank[0] < 0:
             raise RankError("this process is not in the group whose results are gathered")
         # A rank without a result must take part, too: the others would wait for it.
         mine: dict[str, Json]

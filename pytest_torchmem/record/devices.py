@@ -135,10 +135,10 @@ def _require_counters(device: torch.device) -> None:
             f"{device} cannot be measured: its allocator is {backend}, which does not say what was "
             f"requested; {remedy}"
         )
-    held = torch.empty(1, dtype=torch.uint8, device=device)
-    counted = allocator.memory_stats(device).get("allocated_bytes.all.current")
-    del held
-    if not counted:
+    byte = torch.empty(1, dtype=torch.uint8, device=device)
+    allocated_bytes = allocator.memory_stats(device).get("allocated_bytes.all.current")
+    del byte
+    if not allocated_bytes:
         raise DeviceError(
             f"{device} cannot be measured: its allocator counts nothing, not even a tensor that is "
             "alive; PYTORCH_NO_CUDA_MEMORY_CACHING or another allocator may stand in its place"

@@ -36,9 +36,9 @@ def instances_of(classes: Iterable[type[_T]]) -> list[_T]:
     return _selected(objects, with_subclasses(classes))
 
 
-def _selected(objects: Sequence[Any], wanted: set[type[_T]]) -> list[_T]:
+def _selected(objects: Sequence[Any], kinds: set[type[_T]]) -> list[_T]:
     # No step of this loop is in Python.
-    return list(compress(objects, map(wanted.__contains__, map(type, objects))))
+    return list(compress(objects, map(kinds.__contains__, map(type, objects))))
 
 
 def instances_among(classes: tuple[type[_T], ...], objects: Sequence[Any]) -> list[_T]:
@@ -54,13 +54,13 @@ def instances_among(classes: tuple[type[_T], ...], objects: Sequence[Any]) -> li
 
 def with_subclasses(classes: Iterable[type[_T]]) -> set[type[_T]]:
     """Return some classes and all classes below them."""
-    found: set[type[_T]] = set()
+    met_classes: set[type[_T]] = set()
     waiting = list(classes)
     while waiting:
-        found.add(kind := waiting.pop())
+        met_classes.add(kind := waiting.pop())
         # Of the class itself: a metaclass may have a method of that name.
-        waiting += set(type.__subclasses__(kind)) - found
-    return found
+        waiting += set(type.__subclasses__(kind)) - met_classes
+    return met_classes
 
 
 def running_frames() -> Iterator[FrameType]:
@@ -136,13 +136,13 @@ def _by_id(objects: Iterable[object]) -> dict[int, object]:
 
 def referrers_among(objects: Sequence[object], targets: Sequence[object]) -> list[object]:
     """Return those of ``objects`` that refer to any of ``targets``."""
-    wanted = set(map(id, targets))
+    target_ids = set(map(id, targets))
     return [
         thing
         for part in _parts(objects)
-        if not wanted.isdisjoint(map(id, referents(*part)))
+        if not target_ids.isdisjoint(map(id, referents(*part)))
         for thing in part
-        if not wanted.isdisjoint(map(id, referents(thing)))
+        if not target_ids.isdisjoint(map(id, referents(thing)))
     ]
 
 

@@ -40,7 +40,7 @@ from pytest_torchmem.record.torch_api import autograd, compiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.values.trace import COMPILED_LINE, MARK, MarkKind, Ownership, Trace
 
-# They need no place among the events; the clock is good enough to order them.
+# Marks of these kinds need no place among the events: the clock orders them well enough.
 _OFF_TREE: Final = frozenset({MarkKind.MODULE_SEEN})
 
 

@@ -47,8 +47,8 @@ def build(torch_libraries: Path, headers: Sequence[Path], macros: Iterable[str],
     """
     compiler = find_compiler(any_kind=True)
     with unfinished(out) as folder:
-        made = folder / out.name
-        made.mkdir()
+        library = folder / out.name
+        library.mkdir()
         libraries = _read(torch_libraries)
         # The functions of the driver that a library finds by name when it runs.
         text = (torch_libraries / "libc10_cuda.so").read_bytes()
@@ -56,9 +56,9 @@ def build(torch_libraries: Path, headers: Sequence[Path], macros: Iterable[str],
         defined = [f"-D{macro}" for macro in macros]
         command = [*compiler, "-O1", "-std=c++17", *defined]
         objects = compile_sources(command, SOURCES, headers, folder)
-        _link(compiler, objects, _asked_for(libraries), {n.decode() for n in looked_up}, made)
-        _add_operators(torch_libraries, folder / "operators", made)
-        _publish(made, libraries, out)
+        _link(compiler, objects, _asked_for(libraries), {n.decode() for n in looked_up}, library)
+        _add_operators(torch_libraries, folder / "operators", library)
+        _publish(library, libraries, out)
 
 
 def take_built(built: Path, torch_libraries: Path, out: Path) -> bool:
@@ -69,13 +69,13 @@ def take_built(built: Path, torch_libraries: Path, out: Path) -> bool:
     if not (built / LIBRARY).exists():
         return False
     libraries = _read(torch_libraries)
-    asked = {name for names in _asked_for(libraries).values() for name in names}
-    if not asked <= set(ElfFile(built / LIBRARY).functions()):
+    versions = {name for names in _asked_for(libraries).values() for name in names}
+    if not versions <= set(ElfFile(built / LIBRARY).functions()):
         return False
     with unfinished(out) as folder:
-        made = folder / out.name
-        shutil.copytree(built, made)
-        _publish(made, libraries, out)
+        library = folder / out.name
+        shutil.copytree(built, library)
+        _publish(library, libraries, out)
     return True
 
 
@@ -225,7 +225,7 @@ class ElfFile:
 
     def _versions(self) -> dict[int, str]:
         """Return the versions that this library asks of others: their names, by their numbers."""
-        found = {}
+        texts = {}
         for section in self._of(_VERNEED):
             place = 0
             for _ in range(section.count):
@@ -233,10 +233,10 @@ class ElfFile:
                 at = place + start
                 for _ in range(count):
                     _, _, number, name, step = struct.unpack_from("<IHHII", section.data, at)
-                    found[number & 0x7FFF] = self._text(section, name)
+                    texts[number & 0x7FFF] = self._text(section, name)
                     at += step
                 place += following
-        return found
+        return texts
 
     def _of(self, kind: int) -> list[_Section]:
         return [section for section in self._sections if section.kind == kind]

@@ -139,8 +139,8 @@ def _noted_line(symbol: str, number: int) -> str:
     if not file:
         return ""
     here = os.path.relpath(file)
-    shown = Path(file).parts[-2:] if here.startswith(os.pardir) else [here]
-    return f"{os.path.join(*shown)}:{line}"  # noqa: PTH118  # a path only to show
+    parts = Path(file).parts[-2:] if here.startswith(os.pardir) else [here]
+    return f"{os.path.join(*parts)}:{line}"  # noqa: PTH118  # a path only to show
 
 
 def _times(count: int) -> str:
@@ -162,7 +162,7 @@ def with_gaps(
         scratch = bounded_scratch(before, result.device)
         at_most = most_with((time_ns, most) for time_ns, most, _ in scratch)
         result = replace(result, at_most=at_most if scratch else result.peak.total)
-    told = [result.interval and f"{result.interval}: {_why([call[2] for call in scratch])}"]
+    sentences = [result.interval and f"{result.interval}: {_why([call[2] for call in scratch])}"]
     if not result.name:
-        told += [*lower, decision_sentence(before), inexact_reads_sentence(before)]
-    return replace(result, blind_spots=(*result.blind_spots, *filter(None, told)))
+        sentences += [*lower, decision_sentence(before), inexact_reads_sentence(before)]
+    return replace(result, blind_spots=(*result.blind_spots, *filter(None, sentences)))

@@ -72,12 +72,12 @@ def parse_gpu(text: str) -> Gpu:
 
 
 def _gpu_named(text: str) -> Gpu:
-    known = {_plain(gpu.name): gpu for gpu in GPUS}
-    if found := known.get(_plain(text)):
+    by_name = {_plain(gpu.name): gpu for gpu in GPUS}
+    if found := by_name.get(_plain(text)):
         return found
-    counted = _COUNT.fullmatch(text.strip())
-    if counted and (found := known.get(_plain(counted["name"]))):
-        return replace(found, count=_count(counted["count"]))
+    match = _COUNT.fullmatch(text.strip())
+    if match and (found := by_name.get(_plain(match["name"]))):
+        return replace(found, count=_count(match["count"]))
     names = ", ".join(gpu.name for gpu in GPUS)
     raise SimulationError(
         f"no GPU is called {text!r}; known are {names}, and any other as capability=9.0,"

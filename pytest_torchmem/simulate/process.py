@@ -154,5 +154,5 @@ def notice(built: TorchBuild) -> str:
         return f"the simulated GPU is built for {machine}, and was run on {MACHINES[0]} only"
     if built.version.rpartition(".")[0] in CHECKED:
         return ""
-    known = ", ".join(CHECKED)
-    return f"the simulated GPU was not checked with torch {built.version}, but with {known}"
+    releases = ", ".join(CHECKED)
+    return f"the simulated GPU was not checked with torch {built.version}, but with {releases}"

@@ -231,10 +231,10 @@ def _installed_torch() -> tuple[Path, str, str]:
 
     The releases are empty where there is none.
     """
-    found = importlib.util.find_spec("torch")
-    if found is None or not found.origin:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.origin:
         return Path(), "", ""
-    folder = Path(found.origin).parent
+    folder = Path(spec.origin).parent
     return (folder, *_version_of(folder))
 
 
@@ -271,17 +271,17 @@ def _linked(package: Path, version: str) -> Path:
     key = sha256(f"{package} {stamp}".encode()).hexdigest()[:12]
     site = cache_folder() / "links" / f"torch-{version}-{key}"
     if not site.exists():
-        made = site.with_name(f"{site.name}.{os.getpid()}")
+        work_folder = site.with_name(f"{site.name}.{os.getpid()}")
         for folder in (package, package / "lib"):
-            target = made / "torch" / folder.relative_to(package)
+            target = work_folder / "torch" / folder.relative_to(package)
             target.mkdir(parents=True, exist_ok=True)
             for path in folder.iterdir():
                 if path != package / "lib":
                     (target / path.name).symlink_to(path)
         try:
-            made.rename(site)
+            work_folder.rename(site)
         except OSError:  # another process was faster
-            shutil.rmtree(made)
+            shutil.rmtree(work_folder)
     return site
 
 
@@ -316,11 +316,11 @@ def _versions_of_libraries(distribution: metadata.Distribution | None) -> list[s
     """Return cuDNN's and NCCL's release as torch was built for them: it chooses paths by them."""
     macros = []
     for need in _needs(distribution) if distribution else ():
-        found = re.match(r"nvidia-(cudnn|nccl)-cu", need.name)
-        if found and (release := _only_release(need)):
+        match = re.match(r"nvidia-(cudnn|nccl)-cu", need.name)
+        if match and (release := _only_release(need)):
             major, minor, patch = (int(part) for part in release.split(".")[:3])
             number = 10000 * major + 100 * minor + patch
-            macros.append(f"{found[1].upper()}_VERSION={number}")
+            macros.append(f"{match[1].upper()}_VERSION={number}")
     return macros
 
 
@@ -332,8 +332,8 @@ def _headers(cuda: str) -> list[Path]:
         if names is None:
             raise SimulationError(f"CUDA {cuda} is not known yet; known are 12 and 13")
         _pip(folder, [name.format(cuda) for name in names], 300)
-    found = {path.parent for path in folder.rglob("cuda_runtime_api.h")}
-    return sorted(found | {path.parent.parent for path in folder.rglob("crt/host_defines.h")})
+    folders = {path.parent for path in folder.rglob("cuda_runtime_api.h")}
+    return sorted(folders | {path.parent.parent for path in folder.rglob("crt/host_defines.h")})
 
 
 def _pip(target: Path, requirements: Sequence[str], patience_s: float) -> None:

@@ -167,19 +167,19 @@ def parse_entries(data: object, origins: Path | None = None) -> StoredEntries:
 
 def _by_key(named: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """Return the lines of entries by their keys; a row may begin with a short name instead."""
-    found = dict(named)
+    by_key = dict(named)
     for key in named:
         if (name := name_of_row(key)) != key:
-            found[key] = found.pop(name, []) + found[key]
-    for name in [name for name in found if "~" in name]:
+            by_key[key] = by_key.pop(name, []) + by_key[key]
+    for name in [name for name in by_key if "~" in name]:
         start = f"[{encode(name)}"
-        lines = (line for line in found[name] if line.startswith('"id"', len(start) + 2))
+        lines = (line for line in by_key[name] if line.startswith('"id"', len(start) + 2))
         rows = (parse_json(line[:-1]) for line in lines)
         pieces = sorted((whole_number(place), checked_text(text)) for _, _, place, text in rows)
         key = "".join(text for _, text in pieces)
         if key and name_of_row(key) == name:
-            found[key] = found.pop(name)
-    return found
+            by_key[key] = by_key.pop(name)
+    return by_key
 
 
 def _split(text: str, origins: Path) -> tuple[dict[str, Json], StoredEntries] | None:

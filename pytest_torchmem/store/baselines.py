@@ -297,14 +297,14 @@ def _changed_lines(
     path: Path, stored: StoredEntries, changes: FileChanges
 ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Return the lines of a file and of its origins as they would be."""
-    moved = {old: new for old, new in changes.renamed.items() if old in stored.lines}
-    stay = stored.lines.keys() - changes.removed - changes.written.keys() - moved.keys()
-    found = {key: _lines_of_entry(path, stored, key) for key in stay}
-    entries = {new: stored.entry(old, path) for old, new in moved.items()}
+    renamed = {old: new for old, new in changes.renamed.items() if old in stored.lines}
+    stay = stored.lines.keys() - changes.removed - changes.written.keys() - renamed.keys()
+    lines_by_key = {key: _lines_of_entry(path, stored, key) for key in stay}
+    entries = {new: stored.entry(old, path) for old, new in renamed.items()}
     for key, entry in {**entries, **changes.written}.items():
-        found[key] = entry_lines(key, Numbers.of(entry)), [origin_line(key, entry)]
-    lines = {key: some for key, (some, _) in found.items()}
-    return lines, {key: some for key, (_, some) in found.items() if some}
+        lines_by_key[key] = entry_lines(key, Numbers.of(entry)), [origin_line(key, entry)]
+    lines = {key: some for key, (some, _) in lines_by_key.items()}
+    return lines, {key: some for key, (_, some) in lines_by_key.items() if some}
 
 
 def _lines_of_entry(path: Path, stored: StoredEntries, key: str) -> tuple[list[str], list[str]]:

@@ -126,14 +126,14 @@ def _lines_of(statements: Iterable[_Statement]) -> Lines:
 
 def _statements(code: str) -> Iterator[_Statement]:
     module = ast.parse(code)
-    used = {node.id for node in ast.walk(module) if isinstance(node, ast.Name)}
+    names = {node.id for node in ast.walk(module) if isinstance(node, ast.Name)}
     for top in module.body:
         if isinstance(top, (ast.Import, ast.ImportFrom)):
             for name in top.names:
                 bound = (name.asname or name.name).partition(".")[0]
                 text = f"{ast.dump(name)} {getattr(top, 'module', '')}"
                 # Nobody uses the name of a module that is imported for what it does.
-                only_defines = bound in used if isinstance(top, ast.Import) else bound != "*"
+                only_defines = bound in names if isinstance(top, ast.Import) else bound != "*"
                 yield _Statement(("", text), _lines(top, ()), frozenset({bound}), only_defines)
         else:
             yield from _definitions_below(top, "", *_defined(top))

@@ -301,15 +301,15 @@ class ChangedLines:
         hunks = since.get(source.file)
         if not hunks or not source.line:
             return source
-        moved = 0
+        shift = 0
         for hunk in hunks:
             if source.line in hunk.was:
                 line = hunk.first + source.line - hunk.was.start
                 return replace(source, line=max(hunk.first, min(line, hunk.last)))
             if source.line < hunk.was.start:
                 break
-            moved = hunk.last + 1 - hunk.was.stop
-        return replace(source, line=source.line + moved)
+            shift = hunk.last + 1 - hunk.was.stop
+        return replace(source, line=source.line + shift)
 
     def _code_of(self, entry: StoredEntry) -> _Then:
         if entry not in self._then_by_entry:
@@ -369,25 +369,25 @@ class ChangedLines:
 
     def _diff(self, then: _Then, names: dict[str, str], *files: str) -> Changes:
         """Return the changes of some files; ``names`` takes the new name of each that has one."""
-        found: dict[str, list[Hunk]] = defaultdict(list)
-        is_known, hunks, old_name = False, found[""], ""
+        by_file: dict[str, list[Hunk]] = defaultdict(list)
+        is_known, hunks, old_name = False, by_file[""], ""
         for line in self._git_diff(then, *_PLAIN, "--unified=0", "--", *files).split("\n"):
             if line.startswith("--- "):
                 is_known = line != _NO_FILE
             elif line.startswith("+++ "):
                 is_known = is_known and line.startswith(_FILE)
-                hunks = found[line.removeprefix(_FILE).strip()]
+                hunks = by_file[line.removeprefix(_FILE).strip()]
             elif line.startswith(_RENAMED[0]):
                 old_name = line.removeprefix(_RENAMED[0])
             elif line.startswith(_RENAMED[1]):
                 names[old_name] = line.removeprefix(_RENAMED[1])
-                found[names[old_name]] = []
+                by_file[names[old_name]] = []
             elif hunk := _HUNK.match(line):
                 was, now = _lines(hunk[1], hunk[2]), _lines(hunk[3], hunk[4])
                 hunks.append(Hunk(now.start, now.stop - 1, was))
             elif hunks and is_known and _CODE.match(line):
                 hunks[-1] = replace(hunks[-1], is_code=True)
-        return found
+        return by_file
 
     def _git_diff(self, then: _Then, *arguments: str) -> str:
         plain = ("--no-ext-diff", "--find-renames", "--relative")

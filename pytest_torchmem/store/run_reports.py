@@ -45,12 +45,12 @@ class Story:
     def sentence(self) -> str:
         """The cause in a sentence: ``net.py:19-24 made 2 tests grow: +31.9 MiB, +18.7 MiB``."""
         windows = (test.failed_windows[0] for test in self.tests)
-        grown = sorted(w.told_by.by_bytes for w in windows if w.change is Change.GROWN)[::-1]
-        if len(grown) < len(self.tests):
+        sizes = sorted(w.told_by.by_bytes for w in windows if w.change is Change.GROWN)[::-1]
+        if len(sizes) < len(self.tests):
             return f"{self.cause} made {len(self.tests)} tests fail"
-        amounts = ", ".join(map(format_change, grown[:_AMOUNTS]))
-        more = f" and {len(grown) - _AMOUNTS} more" if grown[_AMOUNTS:] else ""
-        return f"{self.cause} made {len(grown)} tests grow: {amounts}{more}"
+        amounts = ", ".join(map(format_change, sizes[:_AMOUNTS]))
+        more = f" and {len(sizes) - _AMOUNTS} more" if sizes[_AMOUNTS:] else ""
+        return f"{self.cause} made {len(sizes)} tests grow: {amounts}{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +247,8 @@ def path_of_rank(path: str | os.PathLike[str], rank: Rank) -> Path:
 
 def checked_out(folder: Path, files: Iterable[str]) -> frozenset[str]:
     """Return those of some files, relative to ``folder``, that git has in its index."""
-    listed = git_output(folder, "--literal-pathspecs", "ls-files", "-z", "--", *files)
-    return frozenset(filter(None, listed.split("\0")))
+    names = git_output(folder, "--literal-pathspecs", "ls-files", "-z", "--", *files)
+    return frozenset(filter(None, names.split("\0")))
 
 
 def _versions() -> dict[str, str]:

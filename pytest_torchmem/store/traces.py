@@ -123,10 +123,10 @@ def _content(
         if version != (1, 0):
             raise ValueError(f"the table {name!r} is stored in another way than ours are")
         try:
-            shape, _, found = np.lib.format.read_array_header_1_0(member)
+            shape, _, kind = np.lib.format.read_array_header_1_0(member)
         except (SyntaxError, tokenize.TokenError):  # numpy tokenizes what it cannot parse
             raise ValueError(f"the table {name!r} does not say what it is") from None
-        if found != dtype:
+        if kind != dtype:
             raise ValueError(f"the table {name!r} has another layout than this version reads")
         content = member.read()
     if len(shape) != 1 or len(content) != shape[0] * dtype.itemsize:

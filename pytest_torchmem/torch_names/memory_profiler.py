@@ -325,10 +325,10 @@ class CategoryDict:
             return None
         labels, number = self._columns.labels, self._numbers[key]
         first, after = self._columns.graph.version_offset[number : number + 2].tolist()
-        found = [labels.by_id[key.id], labels.by_key[number]]
+        candidates = [labels.by_id[key.id], labels.by_key[number]]
         if first + version < after:
-            found.append(labels.by_version[first + version])
-        return next((known for label in found if (known := _CATEGORIES[label])), None)
+            candidates.append(labels.by_version[first + version])
+        return next((known for label in candidates if (known := _CATEGORIES[label])), None)
 
 
 class MemoryProfile:

@@ -366,5 +366,5 @@ class ReservedPeak:
             return ""
         if self.inactive_split_bytes == self.free_bytes:
             return "; none of that could be given back (inactive split)"
-        kept = format_size(self.inactive_split_bytes)
-        return f"; {kept} of that could not be given back (inactive split)"
+        size = format_size(self.inactive_split_bytes)
+        return f"; {size} of that could not be given back (inactive split)"

@@ -177,8 +177,8 @@ class Device:
 
     def home(self, stream: int, pool: int, *, is_small: bool) -> FreeBlocks:
         """Return the free blocks that a stream may use of a pool, a new set the first time."""
-        if found := self.homes.get((stream, pool, is_small)):
-            return found
+        if free_blocks := self.homes.get((stream, pool, is_small)):
+            return free_blocks
         half = self._pools.setdefault((pool, is_small), Pool(pool, is_small=is_small))
         home = FreeBlocks(half, stream)
         self.homes[stream, pool, is_small] = home
@@ -303,8 +303,8 @@ class Device:
     def _collect_garbage(self) -> None:
         """Give back segments that were not reused for long (``garbage_collect_cached_blocks``)."""
         memory, settings = self.memory, self.settings
-        kept = int(settings.garbage_collection_threshold * memory.allowed_bytes)
-        target = memory.reserved - kept
+        threshold_bytes = int(settings.garbage_collection_threshold * memory.allowed_bytes)
+        target = memory.reserved - threshold_bytes
         ages = {
             block: block.home.pool.searches - block.born
             for home in self.homes.values()

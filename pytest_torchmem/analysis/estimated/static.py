@@ -112,8 +112,8 @@ def interactions(
         taken |= storages
         if storages & primals or not storages & outputs:
             pinned.add(node.name)
-    held = [forward.storages[s] for s in outputs - taken]
-    return sum(s.size_bytes for s in held if on_device(s.device)), pinned
+    held_storages = [forward.storages[s] for s in outputs - taken]
+    return sum(s.size_bytes for s in held_storages if on_device(s.device)), pinned
 
 
 def pair_peak_bytes(
@@ -247,11 +247,11 @@ def estimate_result(run: StaticRun, name: str = "") -> Result:
 def static_contributors(run: StaticRun, storages: NDArray[np.int64]) -> tuple[Contributor, ...]:
     """Return who made the given storages, those of one origin together, largest first."""
     sizes = np.array([storage.size_bytes for storage in run.graph.storages], np.int64)
-    found = (
+    unsorted = (
         who.holding(int(sizes[members].sum()), len(members))
         for who, members in by_origin(run, storages)
     )
-    return tuple(sorted(found, key=lambda c: (-c.size_bytes, c.identity)))
+    return tuple(sorted(unsorted, key=lambda c: (-c.size_bytes, c.identity)))
 
 
 def by_origin(

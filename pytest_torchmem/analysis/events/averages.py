@@ -127,8 +127,8 @@ def find_total(averages: Iterable[Average]) -> Average:
 def _labels(calls: CallList) -> NDArray[np.bool_]:
     """Tell labels, and the stretches on a GPU that belong to them, from other calls: bool, (C,)."""
     kinds = np.append(calls.tree.trace.device_events["kind"], DeviceEventKind.RUNTIME)
-    found: NDArray[np.bool_] = kinds[calls.device_rows] == DeviceEventKind.ANNOTATION
-    return found | is_annotation(calls)
+    is_label: NDArray[np.bool_] = kinds[calls.device_rows] == DeviceEventKind.ANNOTATION
+    return is_label | is_annotation(calls)
 
 
 def stacks_of(calls: CallList) -> list[tuple[str, ...]]:
@@ -278,14 +278,14 @@ def stacks_by_time(calls: CallList, on_device: bool = False) -> Stacks:
     column = "self_device_time_ns" if on_device else "self_time_ns"
     # What ran on a GPU has no Python stack; the call that launched it has its time.
     weights = amounts_of(calls)[column] * ~calls.on_device
-    counted = [
+    rows = [
         (call, weight)
         for call, (weight, merged) in enumerate(
             zip(weights.tolist(), calls.nesting.merged, strict=True)
         )
         if weight > 0 and not merged
     ]
-    in_ns = _gathered(calls, counted)
+    in_ns = _gathered(calls, rows)
     return {stack: ns // _NS_PER_US for stack, ns in in_ns.items() if ns >= _NS_PER_US}
 
 
@@ -300,7 +300,7 @@ def stacks_by_bytes(
     """
     call_of = {row: call for call, row in enumerate(calls.rows.tolist()) if row >= 0}
     parents = calls.tree.trace.events["parent"].tolist()
-    counted: list[tuple[int, int]] = []
+    counts: list[tuple[int, int]] = []
     others = {(MEMORY,): 0, (BEFORE_RECORDING,): 0}
     for event, size in zip(events.tolist(), size_bytes.tolist(), strict=True):
         row = event
@@ -308,17 +308,17 @@ def stacks_by_bytes(
         while row >= 0 and row not in call_of:
             row = parents[row]
         if row >= 0:
-            counted.append((call_of[row], size))
+            counts.append((call_of[row], size))
         else:
             others[outside] += size
-    groups = _gathered(calls, counted)
+    groups = _gathered(calls, counts)
     return {**groups, **{stack: size for stack, size in others.items() if size}}
 
 
-def _gathered(calls: CallList, counted: Iterable[tuple[int, int]]) -> dict[tuple[str, ...], int]:
+def _gathered(calls: CallList, counts: Iterable[tuple[int, int]]) -> dict[tuple[str, ...], int]:
     stacks, names = stacks_of(calls), calls.names.tolist()
     sums: dict[tuple[tuple[str, ...], int], int] = defaultdict(int)
-    for call, weight in counted:
+    for call, weight in counts:
         sums[stacks[call], names[call]] += weight
     return {(*reversed(stack), calls.strings[name]): sums[stack, name] for stack, name in sums}
 

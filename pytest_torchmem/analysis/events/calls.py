@@ -159,11 +159,11 @@ def _outside(tree: OpTree, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         outside, where equal    [yes, no, yes]
     """
     events = tree.trace.events
-    found = tree.trace.allocations["event"].astype(np.int64)
-    times = events["start_ns"][found]
+    allocation_events = tree.trace.allocations["event"].astype(np.int64)
+    times = events["start_ns"][allocation_events]
     begun = np.searchsorted(np.sort(events["start_ns"][rows]), times, side="right")
     ended = np.searchsorted(np.sort(events["end_ns"][rows]), times, side="left")
-    outside: NDArray[np.int64] = found[begun == ended]
+    outside: NDArray[np.int64] = allocation_events[begun == ended]
     return outside
 
 

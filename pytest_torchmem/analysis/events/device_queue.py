@@ -164,13 +164,13 @@ def _kernel_of(launches: NDArray[np.void], kernels: NDArray[np.void]) -> NDArray
     numbers: dict[int, list[int]] = defaultdict(list)
     for number, correlation in enumerate(kernels["correlation"].tolist()):
         numbers[correlation].append(number)
-    found, last = [], 0
+    kernel_places, last = [], 0
     for correlation in launches["correlation"].tolist():
         mine = numbers.get(correlation, [])
         place = bisect_left(mine, last)
-        found.append(mine[place] if place < len(mine) else -1)
-        last = max(last, found[-1])
-    return np.array(found, np.int64)
+        kernel_places.append(mine[place] if place < len(mine) else -1)
+        last = max(last, kernel_places[-1])
+    return np.array(kernel_places, np.int64)
 
 
 def _idle(

@@ -199,8 +199,8 @@ def _phases(tree: OpTree) -> NDArray[np.uint8]:
     if not any(differentiated):
         # Below the innermost backward node only: the node itself carries its forward's number.
         phase[in_backward & (watched > tree.backward_node)] = RECOMPUTE
-        called = _called_again(tree, in_backward)
-        phase[in_backward & (tree.innermost(called) > tree.backward_node)] = RECOMPUTE
+        is_recomputed = _called_again(tree, in_backward)
+        phase[in_backward & (tree.innermost(is_recomputed) > tree.backward_node)] = RECOMPUTE
     return phase
 
 
@@ -411,9 +411,9 @@ class ModulePaths:
                 edge = _Edge(mark, rank, parent, strings[name], strings[class_name])
                 self._edges.setdefault(child, []).append(edge)
         calls = trace.module_calls
-        called = zip(calls["module"].tolist(), calls["class_name"].tolist(), strict=True)
+        names = zip(calls["module"].tolist(), calls["class_name"].tolist(), strict=True)
         self._class_names: dict[int, str] = {}
-        for module, number in called:
+        for module, number in names:
             self._class_names.setdefault(module, trace.strings[number])
         self._edge_ranks = sorted(edge.rank for each in self._edges.values() for edge in each)
         self._known: dict[tuple[int, int, int], str] = {}

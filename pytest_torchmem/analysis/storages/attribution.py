@@ -140,10 +140,10 @@ class Attribution:
 
     def _find_origin(self, storage: int) -> Contributor:
         category = _CATEGORIES[int(self.labels[storage])]
-        held = self._held_names.get((storage, _OWNED[category])) if category in _OWNED else None
+        name = self._held_names.get((storage, _OWNED[category])) if category in _OWNED else None
         event = int(self.evidence.storages.event[storage])
         if event < 0 or not self.evidence.made[storage]:
-            module, claimed = held or "", self.claimed.get(storage, "")
+            module, claimed = name or "", self.claimed.get(storage, "")
             return Contributor(category, 0, 0, "", module, None, Phase.PREEXISTING, claimed=claimed)
         chain = self._chain(event)
         anchor = self._anchor(event, chain)
@@ -155,7 +155,7 @@ class Attribution:
             size_bytes=0,
             count=0,
             operator=self._operator(chain, compiled, depth),
-            module=held or self._traced_module(traced, event) or self._module(around),
+            module=name or self._traced_module(traced, event) or self._module(around),
             source=(compiled and compiled.source)
             or self._source(self._within_node(chain) if anchor is not None else [])
             or self._source(around)
@@ -296,9 +296,9 @@ class Attribution:
         """The operator that a line of the user's called; in generated code what the line is for."""
         if compiled is None or not compiled.operator:
             return self._recorded_operator(chain)
-        called = self._recorded_operator(chain[:depth])
-        makes = called and not called.startswith(_ALLOCATORS)
-        return called if makes else compiled.operator
+        operator = self._recorded_operator(chain[:depth])
+        makes = operator and not operator.startswith(_ALLOCATORS)
+        return operator if makes else compiled.operator
 
     def _recorded_operator(self, chain: list[int]) -> str:
         """The outermost operator around an allocation that one line of Python, or a node, called.

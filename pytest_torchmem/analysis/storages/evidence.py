@@ -73,18 +73,18 @@ class Evidence:
         """
         mentioned = self.window.holds(self._tensor_ranks)
         owners, at = self.tree.trace.owners, self._owner_ranks
-        called = set(self._modules_called).__contains__
-        used = np.fromiter(map(called, owners["module"].tolist()), np.bool_, len(owners))
-        used |= (at >= self.window.begin) & are_among(
+        is_called = set(self._modules_called).__contains__
+        is_used = np.fromiter(map(is_called, owners["module"].tolist()), np.bool_, len(owners))
+        is_used |= (at >= self.window.begin) & are_among(
             owners["kind"], (Ownership.SAVED, Ownership.LEAF, *_OPERANDS)
         )
-        used &= (at <= self.window.end) & ~self._left_behind
+        is_used &= (at <= self.window.end) & ~self._left_behind
         alive = (self.storages.born < self.window.begin) & (self.storages.died > self.window.begin)
         alive |= self.outside & self.window.holds(self.storages.born)
         return (
             alive
             & ~self.foreign
-            & (self.in_rows(mentioned) | self._mask(self.storages.of_owner[used]))
+            & (self.in_rows(mentioned) | self._mask(self.storages.of_owner[is_used]))
         )
 
     @cached_property
@@ -118,9 +118,9 @@ class Evidence:
     def first_mentions(self) -> NDArray[np.float64]:
         """Rank at which a tensor of each storage is first mentioned; infinite if none is."""
         of_tensor = self.storages.of_tensor
-        seen = of_tensor >= 0
+        is_seen = of_tensor >= 0
         first = np.full(len(self.storages), np.inf)
-        np.minimum.at(first, of_tensor[seen], self._tensor_ranks[seen])
+        np.minimum.at(first, of_tensor[is_seen], self._tensor_ranks[is_seen])
         return first
 
     @cached_property
@@ -133,9 +133,9 @@ class Evidence:
         in_graph = are_among(trace.owners["kind"], (Ownership.SAVED, Ownership.LEAF))
         at = trace.marks["kind"][trace.owners["mark"]]
         kept_before = self._mask(of_owner[in_graph & (at == MarkKind.START)])
-        known = np.append(kept_before, False)[of_owner]
-        left: NDArray[np.bool_] = in_graph & known & (at != MarkKind.BACKWARD_BEGIN)
-        return left
+        is_known = np.append(kept_before, False)[of_owner]
+        is_left: NDArray[np.bool_] = in_graph & is_known & (at != MarkKind.BACKWARD_BEGIN)
+        return is_left
 
     @cached_property
     def _modules_called(self) -> list[int]:
@@ -148,12 +148,12 @@ class Evidence:
             zip(edges["parent"].tolist(), edges["child"].tolist(), strict=True)
         ):
             parts.setdefault(parent, set()).add(child)
-        called: set[int] = set()
+        calls: set[int] = set()
         waiting = set(trace.module_calls["module"][inside].tolist())
         while waiting:
-            called |= waiting
-            waiting = set().union(*(parts.get(module, ()) for module in waiting)) - called
-        return sorted(called)
+            calls |= waiting
+            waiting = set().union(*(parts.get(module, ()) for module in waiting)) - calls
+        return sorted(calls)
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:
@@ -209,8 +209,8 @@ class Evidence:
         """Kept by a graph that is alive at the end of the recording, or of a region in it."""
         trace = self.tree.trace
         kinds = trace.marks["kind"][trace.owners["mark"]]
-        asked = (MarkKind.STOP, MarkKind.REGION_END) if self.window.may_go_on else (MarkKind.STOP,)
-        rows = (trace.owners["kind"] == Ownership.SAVED) & are_among(kinds, asked)
+        ends = (MarkKind.STOP, MarkKind.REGION_END) if self.window.may_go_on else (MarkKind.STOP,)
+        rows = (trace.owners["kind"] == Ownership.SAVED) & are_among(kinds, ends)
         rows &= ~self._left_behind
         return self._mask(self.storages.of_owner[rows])
 

@@ -117,7 +117,7 @@ def with_own_passes(
     nothing, whatever it yielded before.
     """
     labels, claimed = decisions.labels.copy(), decisions.claim.astype(np.int32)
-    known: dict[Ground, int] = {}
+    numbers: dict[Ground, int] = {}
     reasons: dict[int, str] = {}
     problems: list[str] = []
     for own_pass in passes:
@@ -135,9 +135,9 @@ def with_own_passes(
             if number not in reasons:
                 ground = Ground(name, claim.reason)
                 labels[number] = claim.category.column
-                claimed[number] = known.setdefault(ground, len(decisions.grounds) + len(known))
+                claimed[number] = numbers.setdefault(ground, len(decisions.grounds) + len(numbers))
                 reasons[number] = claim.reason
-    return Decisions(labels, claimed, (*decisions.grounds, *known), reasons, tuple(problems))
+    return Decisions(labels, claimed, (*decisions.grounds, *numbers), reasons, tuple(problems))
 
 
 def _checked(claim: object) -> StorageClaim:

@@ -144,16 +144,16 @@ def _left_by_operators(tree: OpTree) -> tuple[NDArray[np.int64], NDArray[np.floa
     if names:
         moving = np.isin(trace.events["name"], names)
         is_cpu = np.array([device == "cpu" for device in trace.devices], np.bool_)
-        moved = moving[tensors["event"]] & (tensors["role"] == Role.OPERATOR_INPUT)
+        is_moved = moving[tensors["event"]] & (tensors["role"] == Role.OPERATOR_INPUT)
         # One that is empty has no place to leave.
-        moved &= (tensors["argument"] == 0) & is_cpu[tensors["device"]] & (tensors["ptr"] > 0)
-        moved_rows = np.flatnonzero(moved)
+        is_moved &= (tensors["argument"] == 0) & is_cpu[tensors["device"]] & (tensors["ptr"] > 0)
+        moved_rows = np.flatnonzero(is_moved)
     allocations = trace.allocations
-    made = allocations["event"][allocations["size_bytes"] > 0] if len(moved_rows) else moved_rows
-    by = np.asarray(trace.events["parent"])[made]
+    births = allocations["event"][allocations["size_bytes"] > 0] if len(moved_rows) else moved_rows
+    by = np.asarray(trace.events["parent"])[births]
     operators = tensors["event"][moved_rows]
     moved_rows = moved_rows[np.isin(operators, by)]
-    rank_of = dict(zip(by.tolist(), tree.rank[made].tolist(), strict=True))
+    rank_of = dict(zip(by.tolist(), tree.rank[births].tolist(), strict=True))
     ranks = [rank_of[operator] + 0.5 for operator in tensors["event"][moved_rows].tolist()]
     return moved_rows, np.array(ranks, np.float64)
 
@@ -260,9 +260,9 @@ def _places(*tables: Table) -> _Places:
     of = [np.empty(len(table), np.int32) for table in tables]
     for table, at in zip(tables, of, strict=True):
         for rows, key in keys_in(table):
-            at[rows] = found = np.searchsorted(keys, key) if len(devices) > 1 else key
-            new = np.flatnonzero(first[found] == count)[::-1]
-            first[found[new]] = before + rows.start + new
+            at[rows] = places = np.searchsorted(keys, key) if len(devices) > 1 else key
+            new = np.flatnonzero(first[places] == count)[::-1]
+            first[places[new]] = before + rows.start + new
         before += len(table)
     order = np.argsort(first)
     number = np.empty(len(keys), np.int32)
@@ -310,9 +310,9 @@ class _Lives:
             place 0, rank 9    9 -> behind 8: storage 1
             place 1, rank 4  104 -> behind 8, which is at place 0: -1
         """
-        wanted = place * 2.0**32
-        wanted += rank
-        places = np.searchsorted(self._keys, wanted, side="right").astype(np.int32)
+        keys = place * 2.0**32
+        keys += rank
+        places = np.searchsorted(self._keys, keys, side="right").astype(np.int32)
         places -= 1
         right = places >= 0
         right[right] = self.place[places[right]] == place[right]
@@ -410,9 +410,9 @@ def _sizes(
     trace = tree.trace
     mentioned = np.zeros(len(lives.place), np.int64)
     for rows, (size,) in in_pieces(trace.tensors, "size_bytes"):
-        seen = np.flatnonzero(of_tensor[rows] >= 0)
-        seen = seen[lives.event[of_tensor[rows][seen]] < 0]
-        np.maximum.at(mentioned, of_tensor[rows][seen], size[seen])
+        seen_rows = np.flatnonzero(of_tensor[rows] >= 0)
+        seen_rows = seen_rows[lives.event[of_tensor[rows][seen_rows]] < 0]
+        np.maximum.at(mentioned, of_tensor[rows][seen_rows], size[seen_rows])
     held = np.zeros(len(lives.place), np.int64)
     is_known = (of_owner >= 0) & (trace.owners["kind"] == Ownership.LIVE)
     np.maximum.at(held, of_owner[is_known], trace.owners["size_bytes"][is_known])

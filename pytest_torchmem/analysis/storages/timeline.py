@@ -109,7 +109,7 @@ def build_timeline(
     # Most categories stay at zero; by columns, nothing is written to these, nor behind the end.
     levels = np.zeros((len(ranks), len(Category)), np.int64, order="F")
     sizes = storages.size_bytes
-    used = tuple(np.flatnonzero(np.bincount(labels[evidence.counted & (sizes != 0)])).tolist())
+    columns = tuple(np.flatnonzero(np.bincount(labels[evidence.counted & (sizes != 0)])).tolist())
     level, ranks[0] = np.zeros(len(Category), np.int64), begin
     row = int(not np.any(evidence.counted & (storages.born <= begin)))
     for changed_at, storage, is_free in _changes(evidence, count):
@@ -118,10 +118,10 @@ def build_timeline(
         amounts = np.where(is_free, -sizes[storage], sizes[storage])
         rows = slice(row, row := row + int(np.count_nonzero(is_last)))
         ranks[rows] = changed_at[is_last]
-        for column in used:
+        for column in columns:
             now = level[column] + np.cumsum(np.where(labels[storage] == column, amounts, 0))
             levels[rows, column], level[column] = now[is_last], now[-1]
-    return Timeline(row_times(evidence, ranks[:row]), levels[:row], columns=used), ranks[:row]
+    return Timeline(row_times(evidence, ranks[:row]), levels[:row], columns=columns), ranks[:row]
 
 
 def _changes(

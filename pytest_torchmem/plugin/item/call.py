@@ -48,9 +48,9 @@ def _demands_of(item: pytest.Item) -> Demands:
     Raises pytest's failure for one that cannot be read.
     """
     marks = _marks(item)
-    known = item.stash.get(DEMANDS, None)
-    if known is not None and known[0] == marks:
-        return known[1]
+    cached = item.stash.get(DEMANDS, None)
+    if cached is not None and cached[0] == marks:
+        return cached[1]
     settings = item.config.stash[RUN].settings
     try:
         demands = read_markers(item, settings.allowance)
@@ -109,15 +109,17 @@ def begin(item: pytest.Item) -> None:
     if _has_new_marks(item):  # of fixtures
         demands = _demands_of(item)
         try:
-            body.ask_for(demands) if body else _new_body(item, demands)
+            if body:
+                body.ask_for(demands)
+            else:
+                body = _new_body(item, demands)
         except MarkerError as error:
             raise pytest.fail.Exception(f"{plain_nodeid(item)}: {error}", pytrace=False) from None
-    elif body is None and _demands_of(item).least_bytes and "torch" in sys.modules:
+    elif body is None and (demands := _demands_of(item)).least_bytes and "torch" in sys.modules:
         # The run asks for all tests. One that asks for nothing is never worse off for that.
         with contextlib.suppress(DeviceError):
-            item.stash[BODY] = Body(item, item.config.stash[RUN], _demands_of(item))
-            item.config.stash[RUNNING] = item.stash[BODY]
-    body = item.stash.get(BODY, None)
+            body = item.stash[BODY] = Body(item, item.config.stash[RUN], demands)
+            item.config.stash[RUNNING] = body
     if body and body.is_off:
         body.begin_unmeasured()
     elif body:
@@ -158,7 +160,7 @@ def report_on(item: pytest.Item, report: pytest.TestReport) -> None:
         del report.wasxfail
         report.outcome = "failed"
     if not report.passed:
-        # Those of the test are still there.
+        # The test may have replaced functions that we call.
         with item.config.stash[RUN].originals.back():
             _point_at_test(item, report)
     attach(item, report)

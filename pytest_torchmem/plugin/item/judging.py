@@ -172,9 +172,9 @@ class Baselines:
     ) -> Finding:
         environment = self.environment()
         with suppress(BaselineError):  # as no test can use it, it is none
-            found = self.store.renamed_from(self.module, environment, key)
-            if found and (stored := self.store.entry(found[0], environment, found[1])):
-                path, old_key, name = found
+            renamed = self.store.renamed_from(self.module, environment, key)
+            if renamed and (stored := self.store.entry(renamed[0], environment, renamed[1])):
+                path, old_key, name = renamed
                 text = f"{missing.numbers}; it seems to be {name}, renamed"
                 code = self.code(path, old_key)
                 was = Reference.of(stored)

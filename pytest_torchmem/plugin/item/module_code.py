@@ -82,9 +82,9 @@ class ModuleCode:
 
     def origins(self, name: str) -> Iterator[Origin]:
         """Yield where a name may have been imported from."""
-        known = self.imports.get(name)
-        if known:
-            yield known
+        imported = self.imports.get(name)
+        if imported:
+            yield imported
         elif not any(self.makers(name)):
             stars = (origin for _, origin in self._imported if origin.name == "*")
             yield from (Origin(star.module, name) for star in stars)

@@ -190,9 +190,9 @@ class _Reach:
         if not file:
             return
         self._note_module(file, members)
-        asked = self._names.setdefault(id(module), set())
-        new = names - asked
-        asked |= names
+        names_asked = self._names.setdefault(id(module), set())
+        new = names - names_asked
+        names_asked |= names
         for name in sorted(new & members.keys()):
             thing = members[name]
             if isinstance(thing, ModuleType):

@@ -347,10 +347,10 @@ def simulation_asked(config: pytest.Config) -> tuple[str, str]:
     """
     if typed := config.known_args_namespace.torchmem_simulate:
         return typed, f"--torchmem-simulate={typed}"
-    if asked := os.environ.get(SIMULATE_VARIABLE):
-        return asked, f"{SIMULATE_VARIABLE}={asked}"
-    asked = config.getini("torchmem_simulate") or ""
-    return asked, f"torchmem_simulate in {_ini_file(config)}"
+    if gpu := os.environ.get(SIMULATE_VARIABLE):
+        return gpu, f"{SIMULATE_VARIABLE}={gpu}"
+    gpu = config.getini("torchmem_simulate") or ""
+    return gpu, f"torchmem_simulate in {_ini_file(config)}"
 
 
 def anything_set(config: pytest.Config) -> bool:

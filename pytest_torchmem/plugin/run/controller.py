@@ -117,7 +117,7 @@ class Collector:
             self._ended_tests.add(test)
         if report.when == "setup" or test not in self._attempts:
             self._attempts[test] = _Attempt()
-        # Those of the test are still there; a report that only passed needs none of them.
+        # The test may have replaced functions that we call; a report that only passed calls none.
         needs_none = report.passed and not workers.has_measured(report)
         with contextlib.nullcontext() if needs_none else self.run.originals.back():
             self._attempts[test].note(report)

@@ -30,20 +30,20 @@ def start_again(config: pytest.Config) -> None:
     the debugger are pytest's own. xdist's workers inherit the environment. Raises
     `pytest.UsageError` for a GPU that cannot be simulated.
     """
-    asked, place = simulation_asked(config)
-    if os.environ.get(GPU_VARIABLE) == asked:
+    gpu, place = simulation_asked(config)
+    if os.environ.get(GPU_VARIABLE) == gpu:
         return
     if list(config.invocation_params.args) != sys.argv[1:]:
         raise pytest.UsageError(
             f"{place} starts pytest again, and this run was started by a program with "
-            f"arguments of its own; start that with `torchmem simulate --gpu {asked} -- COMMAND` "
+            f"arguments of its own; start that with `torchmem simulate --gpu {gpu} -- COMMAND` "
             "[not-simulated]"
         )
     try:
-        parse_gpu(asked)
+        parse_gpu(gpu)
         world = parse_world(config.getini("torchmem_world") or "")
         built = torch_build()
-        gpu_variables = variables(asked, built, world)
+        gpu_variables = variables(gpu, built, world)
     except SimulationError as error:
         raise pytest.UsageError(f"{place}: {error}") from None
     if notice_text := notice(built):

@@ -273,16 +273,16 @@ def find_renames(unused: Mapping[str, BaselineEntry], new: Mapping[str, Window])
     """
     regions = {window.result.name for window in new.values()}
     renames: dict[str, str] = {}
-    for kept in (slice(1, None), slice(1)):  # the parameters of a test, its function
+    for part in (slice(1, None), slice(1)):  # the parameters of a test, its function
         signatures: dict[object, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
         for key in unused.keys() - renames.keys():
             for region in regions:
                 if not region or key.endswith(f"::{region}"):
                     numbers = Numbers.of(unused[key])
-                    signatures[key.partition("[")[kept], region, numbers][0].append(key)
+                    signatures[key.partition("[")[part], region, numbers][0].append(key)
         for key in new.keys() - set(renames.values()):
             result = new[key].result
-            signature = key.partition("[")[kept], result.name, Numbers.measured(result)
+            signature = key.partition("[")[part], result.name, Numbers.measured(result)
             signatures[signature][1].append(key)
         renames |= {
             old[0]: added[0] for old, added in signatures.values() if len(old) == len(added) == 1

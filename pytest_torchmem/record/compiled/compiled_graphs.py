@@ -85,8 +85,8 @@ class ModuleTree:
 
     def at(self, place: _Place) -> list[int]:
         """Return the ``id()`` of each module in a place."""
-        named = self._modules_by_name.get((place.names[-1], place.class_name), {})
-        return [module for module in named if self._is_at(module, place.names)]
+        candidates = self._modules_by_name.get((place.names[-1], place.class_name), {})
+        return [module for module in candidates if self._is_at(module, place.names)]
 
     def _is_at(self, module: int, names: tuple[str, ...]) -> bool:
         return not names or any(
@@ -140,8 +140,8 @@ class CompiledGraphs:
         if traced is None:
             return NodeOrigin(stack, ())
         current = stack if stack in traced.stacks else next(iter(traced.stacks))
-        named = [traced.modules[node] for node in nodes if node in traced.modules]
-        modules = dict.fromkeys(chain.from_iterable(named or traced.modules.values()))
+        module_lists = [traced.modules[node] for node in nodes if node in traced.modules]
+        modules = dict.fromkeys(chain.from_iterable(module_lists or traced.modules.values()))
         return NodeOrigin(current, () if 0 in modules else tuple(modules))
 
     def modules_in_place(self, module: int, tree: ModuleTree) -> list[int]:
@@ -203,11 +203,11 @@ def _graph_module_classes() -> list[type[torch.fx.GraphModule]]:
 
 def _origins_by_line(code: str, nodes: Iterable[torch.fx.Node]) -> dict[int, NodeOrigin]:
     """The node that each line of a graph's generated code computes."""
-    named = {node.name: node for node in nodes}
+    by_node_name = {node.name: node for node in nodes}
     by_name = {}
     for number, text in enumerate(code.splitlines(), 1):
         names = (match[1] for match in _ASSIGNED.finditer(text))
-        node = next((named[name] for name in names if name in named), None)
+        node = next((by_node_name[name] for name in names if name in by_node_name), None)
         if node is not None and node.stack_trace:
             module, _, _ = _module_of(node)
             operator = operator_name(node)
@@ -262,18 +262,18 @@ class CompiledSources:
         names = self._strings.values()
         is_called = np.zeros(len(names), np.bool_)
         is_called[files[called]] = True
-        wanted = [n for n in np.flatnonzero(is_called).tolist() if self._is_generated(names[n])]
-        if not wanted:
+        generated = [n for n in np.flatnonzero(is_called).tolist() if self._is_generated(names[n])]
+        if not generated:
             return np.empty(0, COMPILED_LINE)
         unknown = {
             n
-            for n in wanted
+            for n in generated
             if names[n].startswith(_FX_CODE) and self._graphs.lines(names[n]) is None
         }
         if unknown - self._given_up:
             self._graphs.collect_again()
             self._given_up |= unknown
-        mine = called & np.isin(files, wanted)
+        mine = called & np.isin(files, generated)
         pairs = np.unique(np.stack([files[mine], events["line"][mine]], axis=1), axis=0)
         tree = ModuleTree(edges, names)
         rows: dict[tuple[int, ...], None] = {}  # an ordered set

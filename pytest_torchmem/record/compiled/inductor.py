@@ -72,13 +72,13 @@ def _of_function(function: ast.FunctionDef, lines: Sequence[str]) -> dict[int, K
         if isinstance(value, ast.Name):
             _rename(waiting, value.id, name)
         elif isinstance(value, ast.Call):
-            called = _called_name(value)
-            if called.startswith("empty_strided") and name:
+            function_name = _called_name(value)
+            if function_name.startswith("empty_strided") and name:
                 waiting[name] = statement.lineno
-            elif called in ("reinterpret_tensor", "alloc_from_pool") and name:
+            elif function_name in ("reinterpret_tensor", "alloc_from_pool") and name:
                 for used in _names(value.args):
                     _rename(waiting, used, name)
-            elif not called.startswith(_NO_KERNELS):
+            elif not function_name.startswith(_NO_KERNELS):
                 kernel = kernels[statement.lineno] = _kernel(value, statement.lineno, lines)
                 for used in _names([*value.args, *(k.value for k in value.keywords)]):
                     if used in waiting:
@@ -126,13 +126,13 @@ def _kernel(call: ast.Call, line: int, lines: Sequence[str]) -> Kernel:
     operators, nodes = _in_comment(line, lines)
     if operators:
         return Kernel(_joined(operators), tuple(nodes))
-    called = _called_name(call)
-    if called == "run" and isinstance(call.func, ast.Attribute):
-        called = call.func.value.id if isinstance(call.func.value, ast.Name) else called
-    if match := _FUSED.fullmatch(called):
+    name = _called_name(call)
+    if name == "run" and isinstance(call.func, ast.Attribute):
+        name = call.func.value.id if isinstance(call.func.value, ast.Name) else name
+    if match := _FUSED.fullmatch(name):
         operators = _split(match["names"])
-        return Kernel(_joined(operators) if operators else called)
-    return Kernel(_qualified(called))
+        return Kernel(_joined(operators) if operators else name)
+    return Kernel(_qualified(name))
 
 
 def _in_comment(line: int, lines: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -123,9 +123,9 @@ def _read(
 
 
 def _require_fakes(graph: torch.fx.Graph) -> None:
-    called = [n for n in graph.nodes if n.op.startswith("call_")]
-    bare = next((n for n in called if _value(n) is None and n.users), None)
-    if bare is not None and all(_value(n) is None for n in called):
+    calls = [n for n in graph.nodes if n.op.startswith("call_")]
+    bare = next((n for n in calls if _value(n) is None and n.users), None)
+    if bare is not None and all(_value(n) is None for n in calls):
         raise EstimateError(
             f"the graph's nodes carry no fake tensors ({bare.name} has no meta['val']), so their "
             "sizes are unknown; trace with make_fx(..., tracing_mode='fake'), export the module, "
@@ -242,8 +242,8 @@ class _FxReader:
         names = [a.name for a in dispatcher.schema_of(node.target).arguments]
         place = names.index(name)
         given = node.args[place] if place < len(node.args) else node.kwargs.get(name)
-        held = self._holds.get(given, ()) if isinstance(given, torch.fx.Node) else ()
-        return held[0] if held else None
+        storages = self._holds.get(given, ()) if isinstance(given, torch.fx.Node) else ()
+        return storages[0] if storages else None
 
     def _claimed(self, source: Any, key: Any) -> int | None:
         """The storage of one element of an operator with many outputs."""

@@ -239,13 +239,13 @@ class Garbage:
         run, frame of check (net.py:12): hidden``. ``""`` if no cycle leads there.
         """
         above = _reached_from([id(start)], self._holders)
-        named = self._most_telling(above)
-        if named is None:
+        telling = self._most_telling(above)
+        if telling is None:
             return ""
-        way = self._way(_chain(named, above))
-        if is_a(self._things[named], BaseException):
-            way = f"{self._keeper_of(named)}{way}"
-        return tidy(_name_of(self._things[named]) + _after_name(way))
+        way = self._way(_chain(telling, above))
+        if is_a(self._things[telling], BaseException):
+            way = f"{self._keeper_of(telling)}{way}"
+        return tidy(_name_of(self._things[telling]) + _after_name(way))
 
     def _most_telling(self, numbers: Iterable[int]) -> int | None:
         """The nearest instance that closes a cycle, else a function, else whatever there is."""
@@ -312,9 +312,9 @@ def _after_name(way: str) -> str:
 
 
 def _name_of(thing: object) -> str:
-    named = thing if is_a(thing, types.FunctionType) else type(thing)
-    module = getattr(named, "__module__", "")
-    return named.__qualname__ if module in ("builtins", "") else f"{module}.{named.__qualname__}"
+    kind = thing if is_a(thing, types.FunctionType) else type(thing)
+    module = getattr(kind, "__module__", "")
+    return kind.__qualname__ if module in ("builtins", "") else f"{module}.{kind.__qualname__}"
 
 
 def young_garbage() -> list[object]:

@@ -44,8 +44,8 @@ def tried(library: Library) -> Faults:
         library.prepare()
         library.begin()
         try:
-            made, line = numbers + 1, frame.f_lineno
-            del made
+            result, line = numbers + 1, frame.f_lineno
+            del result
         finally:
             library.end()
     try:
@@ -98,7 +98,7 @@ def _calls(frame: FrameType | None, line: int) -> list[tuple[str, str, int]]:
     return calls[::-1]
 
 
-def _wrong_stack(tables: Tables, columns: RowReader, wanted: list[tuple[str, str, int]]) -> str:
+def _wrong_stack(tables: Tables, columns: RowReader, calls: list[tuple[str, str, int]]) -> str:
     events, strings = tables.events, columns.strings.values()
     row, line, seen_calls = int(tables.allocations["event"][0]), 0, []
     line = int(events["line"][row])
@@ -108,9 +108,9 @@ def _wrong_stack(tables: Tables, columns: RowReader, wanted: list[tuple[str, str
             seen_calls.append((name, file, line))
             line = int(events["line"][row])
     seen_calls.reverse()
-    for seen, there in zip(seen_calls, wanted, strict=False):
+    for seen, there in zip(seen_calls, calls, strict=False):
         if seen != there:
             return "{} ({}:{}) was seen where {} ({}:{}) ran".format(*seen, *there)
-    if len(seen_calls) != len(wanted):
-        return f"{len(seen_calls)} functions were seen where {len(wanted)} ran"
+    if len(seen_calls) != len(calls):
+        return f"{len(seen_calls)} functions were seen where {len(calls)} ran"
     return ""

@@ -465,7 +465,7 @@ class OwnershipWatch:
         return None
 
     def _unfollowed(self, storages: Iterable[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
-        """Those of live storages that no tensor led to."""
+        """Return the live storages that no tensor led to."""
         number = self._log.devices.number
         return [
             storage

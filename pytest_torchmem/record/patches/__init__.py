@@ -213,9 +213,9 @@ def _put(owner: object, attribute: str, value: object) -> None:
 @cache
 def named(code: CodeType, file: str) -> CodeType:
     """Return code that tracebacks leave out where they leave out a file's, and dynamo always."""
-    named = code.replace(co_filename=file)
-    compiler.never_trace(named)
-    return named
+    renamed = code.replace(co_filename=file)
+    compiler.never_trace(renamed)
+    return renamed
 
 
 def found(name: str) -> Any:

@@ -223,10 +223,10 @@ def find_kept(tree: EventTree, whole: bool = False) -> WorthKeeping:
     ends = np.arange(1, len(worth) + 1)
     ends[tree.inner] = tree.inner_ends
     before = _counts_before(worth)
-    kept = before[ends] > before[:-1]
-    rows, kept_before = np.flatnonzero(kept), _counts_before(kept)
+    is_kept = before[ends] > before[:-1]
+    rows, kept_before = np.flatnonzero(is_kept), _counts_before(is_kept)
     return WorthKeeping(
-        rows, kept_before[1:] - 1, kept_before[ends[rows]], np.flatnonzero(kept[is_python])
+        rows, kept_before[1:] - 1, kept_before[ends[rows]], np.flatnonzero(is_kept[is_python])
     )
 
 

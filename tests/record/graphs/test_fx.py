@@ -203,6 +203,20 @@ def test_saved_storages_stay_until_backward_has_used_them():
     assert result.retained.total >= sum(p.nbytes for p in Block().parameters())
 
 
+def test_what_a_backward_graph_takes_that_its_forward_does_not_make_was_saved_for_it():
+    (_, forward, _), (_, _, of_another_trace) = partitioned(), partitioned()
+    _, backward = read_pair(forward, of_another_trace)
+    own = ("primals", "tangents")
+    saved = [
+        backward.storages[storage]
+        for node in backward.nodes
+        if node.kind is NodeKind.INPUT and not node.name.startswith(own)
+        for storage in node.makes
+    ]
+    assert saved
+    assert {storage.category for storage in saved} == {Category.ACTIVATION}
+
+
 def test_joint_graph_knows_its_backward_by_the_tangents():
     joint = read_graph(partitioned()[0])
     phases = {node.name: node.phase for node in joint.nodes}
