@@ -161,6 +161,7 @@ def test_the_failure_that_is_explained_is_a_real_one(tmp_path):
     assert missing == []
 
 
+@pytest.mark.nightly
 def test_the_site_is_built_without_a_warning(tmp_path):
     for package in ("sphinx", "furo", "myst_parser", "sphinx_copybutton"):
         pytest.importorskip(package)

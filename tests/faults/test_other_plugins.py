@@ -210,6 +210,7 @@ def test_fourth():
 """
 
 
+@pytest.mark.nightly("ctrace")
 @pytest.mark.parametrize("core", ["ctrace", "sysmon"])
 def test_coverage_has_the_lines_that_it_has_without_us(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, core: str

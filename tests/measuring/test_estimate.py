@@ -162,7 +162,7 @@ def test_what_the_program_raises_comes_out_and_says_where():
         nightly(exits, r"ended its process: SystemExit\(3\)"),
         nightly(leaves, r"of leaves \(simulated H100, torch .*\) ended with exit code 7"),
         (is_killed, "ended with the signal SIGABRT"),
-        (uses_nothing, r"uses_nothing \(simulated H100, .*\) used no memory of the GPU"),
+        nightly(uses_nothing, r"uses_nothing \(simulated H100, .*\) used no memory of the GPU"),
     ],
 )
 def test_a_process_without_an_answer_says_what_became_of_it(program, told):
@@ -205,6 +205,7 @@ def test_a_script_is_found_in_the_other_process(tmp_path, as_module):
     assert (done.stdout, done.returncode) == (shown, 0), done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("build")
 def test_a_script_that_estimates_when_it_is_imported_is_told(tmp_path):
     (tmp_path / "job.py").write_text(SCRIPT.format(guard="if True:\n"))

@@ -77,6 +77,7 @@ def test_the_management_library_lists_this_process_with_its_memory():
     assert held.nbytes <= entries[1]
 
 
+@pytest.mark.nightly("1-1", "0,7,1-1")
 @pytest.mark.parametrize(("visible", "count"), [("1,0", 2), ("1", 1), ("0,7,1", 1), ("", 0)])
 def test_a_program_may_hide_devices_from_itself(pytester, visible, count):
     code = f"""
@@ -98,6 +99,7 @@ def test_a_batch_tells_the_host_that_its_arguments_were_right():
 
 
 # torch is compiled for 7.5, 8.0, 8.6, 9.0, 10.0 and 12.0; the others run the code of the one below.
+@pytest.mark.nightly("8.6", "8.9", "10.3")
 @pytest.mark.parametrize("capability", ["7.5", "8.6", "8.9", "10.3", "12.0"])
 def test_what_sorts_and_searches_runs_on_each_generation(pytester, capability):
     code = """
@@ -378,6 +380,7 @@ def test_a_convolution_has_the_workspace_that_cudnn_plans(pytester):
     assert not lines[6]
 
 
+@pytest.mark.nightly("A100-True")
 @pytest.mark.parametrize(("model", "engine_takes"), [("H100", False), ("A100", True)])
 def test_attention_of_cudnn_has_the_workspace_that_it_plans(pytester, model, engine_takes):
     """Its frontend adds sums of rows and 32-bit gradients of queries, and Ampere's engine more."""
@@ -496,6 +499,7 @@ def test_strict_fails_a_lower_bound(pytester):
     run.stdout.fnmatch_lines(["*lower bound: the body called cuDNN*"])
 
 
+@pytest.mark.nightly("1")
 @pytest.mark.parametrize("passes_before", [0, 1])
 def test_a_backward_pass_is_of_the_modules_that_made_it_where_a_forward_runs_again(
     pytester, passes_before

@@ -868,6 +868,7 @@ def test_a_program_sees_no_mode_and_no_other_tensor():
     assert type(torch.ones(2, device=CUDA) + 1) is torch.Tensor
 
 
+@pytest.mark.nightly("xdist", "below `torchmem simulate`")
 @pytest.mark.parametrize(
     "arguments",
     [("--torchmem-simulate=L4",), ("--torchmem-simulate=L4", "-p", "xdist", "-n", "1"), ()],

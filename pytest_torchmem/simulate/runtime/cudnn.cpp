@@ -145,6 +145,21 @@ int64_t workspace_of(void* real, int attribute) {
   return cudnn_planner()->get(real, attribute, kTypeInt64, 1, &count, &bytes) ? 0 : bytes;
 }
 
+// The largest workspace among the plans that come first: torch asks for all, or for one.
+int64_t most_of_likely(const void* heuristics) {
+  const auto& planner = *cudnn_planner();
+  void* configs[kLikelyPlans] = {};
+  for (auto& config : configs) planner.create(kConfig, &config);
+  long found = 0;
+  planner.get(heuristics, kHeuristicResults, kTypeDescriptor, kLikelyPlans, &found, configs);
+  int64_t most = 0;
+  for (long at = 0; at < std::min<long>(found, kLikelyPlans); ++at) {
+    most = std::max(most, workspace_of(configs[at], kConfigWorkspace));
+  }
+  for (void* config : configs) planner.destroy(config);
+  return most;
+}
+
 int set_parts(Descriptor& whole, int attribute, int64_t count, void* const* parts) {
   const auto& planner = *cudnn_planner();
   std::vector<void*> real;
@@ -176,12 +191,10 @@ int get_parts(const Descriptor& whole, int attribute, int64_t asked, int64_t* co
     as_descriptor(parts[at])->is_planned = true;
   }
   if (attribute != kHeuristicResults || status) return status;
-  const int64_t found = std::min<int64_t>(asked, *count);
-  int64_t most = 0;
-  for (int64_t at = 0; at < std::min(found, kLikelyPlans); ++at) {
-    most = std::max(most, workspace_of(real[at], kConfigWorkspace));
+  const int64_t most = most_of_likely(whole.real);
+  for (int64_t at = 0; at < std::min<int64_t>(asked, *count); ++at) {
+    as_descriptor(parts[at])->most = most;
   }
-  for (int64_t at = 0; at < found; ++at) as_descriptor(parts[at])->most = most;
   return status;
 }
 

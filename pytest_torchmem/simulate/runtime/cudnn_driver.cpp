@@ -21,6 +21,7 @@ int cuLibraryLoadData(P* out) { return give(out); }
 int cuLibraryLoadFromFile(P* out) { return give(out); }
 int cuLibraryGetKernel(P* out) { return give(out); }
 int cuLibraryUnload() { return 0; }
+int cuKernelGetFunction(P* out) { return give(out); }
 int cuKernelSetAttribute() { return 0; }
 int cuKernelGetAttribute(int* out) { return *out = 0; }
 int cuOccupancyMaxPotentialClusterSize(int* out) {

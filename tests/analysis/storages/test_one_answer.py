@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -21,14 +23,24 @@ def test_there_are_sixty_programs() -> None:
     assert len(PROGRAMS) >= 60
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+def is_odd(name: str) -> bool:
+    return any(word in name for word in ("exchanged", "anew", "moves", "loaded"))
+
+
+def programs() -> Iterator[Any]:
+    """By day the odd ones and a third of the others."""
+    for number, name in enumerate(PROGRAMS):
+        by_day = is_odd(name) or number % 3 == 0
+        yield name if by_day else pytest.param(name, marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("name", programs())
 def test_labels_do_not_depend_on_when_the_recorder_looked(name: str) -> None:
     torch.manual_seed(0)
     body = PROGRAMS[name]()
     body()  # a first run imports, and makes what stays
     answers = set()
-    is_odd = any(word in name for word in ("exchanged", "anew", "moves", "loaded"))
-    for number in range(OFTEN if is_odd else TIMES):
+    for number in range(OFTEN if is_odd(name) else TIMES):
         # What a collection frees, and when, is another one each time.
         if number % 3 == 0:
             gc.collect()

@@ -103,6 +103,7 @@ def test_a_forward_allocation_names_operator_module_and_line(backend: str) -> No
     assert gelu.size_bytes == 2 * 32 * 64 * 4
 
 
+@pytest.mark.nightly("inductor")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_backward_allocation_names_the_line_it_is_the_gradient_of(backend: str) -> None:
     found = [
@@ -135,6 +136,7 @@ def test_a_fused_kernel_names_all_that_it_computes() -> None:
     assert str(fused.source) == f"test_compiled_source.py:{line('loss')}"
 
 
+@pytest.mark.nightly("inductor")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nothing_is_blamed_on_the_compiler(backend: str) -> None:
     for contributor in compiled_before(backend):

@@ -238,6 +238,7 @@ def _stub(folder: Path, functions: str) -> Path:
     return out
 
 
+@pytest.mark.nightly("path.unlink()", "path.write_bytes(b'0' * 9000)")
 @pytest.mark.parametrize(
     "damage", ["os.truncate(path, 5000)", "path.unlink()", "path.write_bytes(b'0' * 9000)"]
 )

@@ -95,6 +95,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.nightly
 def test_a_frozen_model_is_measured_and_a_frozen_holder_is_named() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

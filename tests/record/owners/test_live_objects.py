@@ -72,6 +72,7 @@ def census(request: pytest.FixtureRequest) -> Iterator[Census]:
         gc.callbacks.remove(made._callback)
 
 
+@pytest.mark.nightly("library-1", "alone-1")
 @pytest.mark.parametrize("seed", range(2))
 def test_a_census_finds_what_a_look_at_all_objects_finds(
     quiet_collector: None, census: Census, seed: int

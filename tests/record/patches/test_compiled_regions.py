@@ -144,6 +144,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     torch.compiler.reset()
 
 
+@pytest.mark.nightly("dynamic", "fullgraph", "annotation", "transform", "gradient", "copy")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_warm_code_is_not_compiled_again(name: str, traced: list[str]) -> None:
     run = PROGRAMS[name]()
@@ -161,6 +162,7 @@ def test_warm_code_is_not_compiled_again(name: str, traced: list[str]) -> None:
         assert torch.equal(found[0], expected)
 
 
+@pytest.mark.nightly("dynamic", "fullgraph", "annotation", "transform", "gradient", "copy")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_code_that_is_first_compiled_while_measured_is_good_afterwards(
     name: str, traced: list[str]
