@@ -160,3 +160,39 @@ def test_a_tensor_in_a_queue_is_the_same_memory_for_both_processes(pytester, mon
     simulate = (sys.executable, "-m", "pytest_torchmem", "simulate", "--gpu", "H100", "--")
     run = pytester.run(*simulate, sys.executable, path, timeout=120)
     assert run.outlines == ["[0.0, 1.0, 2.0] 0 0", "[1.0, 2.0, 3.0] 512 [0.0, 0.0]"]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_ranks_that_are_measured_end_as_they_do_bare(pytester):
+    """Losses, weights, the allocator's own peak, what is left, and what they exchange later."""
+    code = """
+    import contextlib
+    import pytest_torchmem
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(64, 64).cuda(), device_ids=[rank])
+    optimizer = torch.optim.AdamW(model.parameters())
+    data = torch.full((8, 64), rank + 1.0, device="cuda")
+    losses = []
+    with AROUND:
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(3):
+            loss = model(data).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        peak = torch.cuda.max_memory_allocated()
+    dist.all_reduce(x)
+    weights = [p.double().sum().item() for p in model.parameters()]
+    in_default = torch.cuda.current_stream() == torch.cuda.default_stream()
+    tell(rank, losses, weights, peak, torch.cuda.memory_allocated(), in_default, x.tolist())
+    dist.destroy_process_group()
+    """
+    bare, measured = (
+        run_ranks(pytester, code.replace("AROUND", around))
+        for around in ("contextlib.nullcontext()", 'pytest_torchmem.measure(device="cuda")')
+    )
+    assert len(bare) == 2
+    assert measured == bare

@@ -456,7 +456,7 @@ def with_changes(
     if own and _explains_itself(first, reference):
         return findings
     made = (*(c for line in first.lines for c in line.contributors), *first.causes)
-    apart = [place for place in code.places() if own is None or not own.has(place)]
+    apart = [p for p in code.places() if own is None or not _are_one(p, own, code.changed_at)]
     places = causes.nearest_first(made, apart)
     if not places:
         if own is None and first.kind is FindingKind.GROWN and code.is_same():
@@ -465,6 +465,14 @@ def with_changes(
     told = first.others + causes.changes_text(places, is_beside=own is not None)
     place = places[0] if len(places) == 1 and own is None else first.place
     return (replace(first, others=told, changed_since=places, place=place), *others)
+
+
+def _are_one(place: CodeLines, own: CodeLines, changed_at: ChangedAt) -> bool:
+    """True where a place begins in changed lines, or where all between it and them has changed."""
+    if own.has(place) or place.file != own.file or place.first > own.first:
+        return own.has(place)
+    between = range(place.first, own.first)
+    return all(changed_at(Source(own.file, line, "")) for line in between)
 
 
 def _explains_itself(finding: Finding, reference: Reference) -> bool:

@@ -271,6 +271,13 @@ def test_beside_a_changed_line_that_makes_more_of_the_same_other_changes_are_nam
     assert "also" not in against(before, after, changed=[7]).sentence
 
 
+def test_of_many_lines_that_were_changed_together_none_is_named_beside_another():
+    before, after = measured(live(2 * MiB)), measured(live(8 * MiB))
+    assert "also" not in against(before, after, changed=[4, 5, 6, 7]).sentence
+    apart = against(before, after, changed=[4, 6, 7]).sentence
+    assert apart.endswith("; also changed: net.py:4")
+
+
 def test_a_changed_line_of_something_new_is_the_cause_unless_what_it_reads_grew_too():
     batch = live(2 * MiB, "input", "aten::ones", "", line=3)
     mul, div = (live(2 * MiB, operator=f"aten::{name}", line=7) for name in ("mul", "div"))
