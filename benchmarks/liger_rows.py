@@ -68,7 +68,7 @@ utils._test_memory = lambda func, _iter=10, **how: measured(func, _iter=min(_ite
 sys.argv = [script]
 try:
     runpy.run_path(script, run_name="__main__")
-except BaseException as error:
+except BaseException:
     if not found:
         raise
 types = {"torch.float32": torch.float32, "torch.bfloat16": torch.bfloat16,
@@ -89,7 +89,6 @@ for number, row in enumerate(rows):
         answer = made.y_50
     except Exception as error:
         answer = f"{type(error).__name__}: {str(error)[:80]}"
-        del error
     print("ROW", number, json.dumps(answer), flush=True)
     gc.collect()
     torch.cuda.empty_cache()

@@ -40,7 +40,7 @@ _CLOCKS_NS: Final = 2000
 
 @dataclass(frozen=True, eq=False)
 class Footprint(GpuQuestions):
-    """What was live when in a part of a recording, and what for.
+    """A part of a recording: its storages, the times at which each lived, and their categories.
 
     Attributes:
         tree: The operator tree.

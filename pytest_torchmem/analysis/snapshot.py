@@ -185,16 +185,16 @@ class Snapshot(GpuQuestions):
         """By its key the life of each allocation over the rows of the timeline, and its bytes."""
         requests = self.history.requests
         end = len(requests) + 1
-        requests_by_block = {key: (0, end, size) for key, size in self._start_blocks()}
+        lives_by_block = {key: (0, end, size) for key, size in self._start_blocks()}
         columns = (requests.kind, requests.key, requests.size_bytes)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         for row, (kind, key, size) in enumerate(rows, start=1):
             if kind == Request.ALLOC:
-                requests_by_block[key] = (row, end, size)
+                lives_by_block[key] = (row, end, size)
             elif kind == Request.FREE:
-                begin, _, size_bytes = requests_by_block[key]
-                requests_by_block[key] = (begin, row, size_bytes)
-        return requests_by_block
+                begin, _, size_bytes = lives_by_block[key]
+                lives_by_block[key] = (begin, row, size_bytes)
+        return lives_by_block
 
     @cached_property
     def _lives(self) -> StorageLives:

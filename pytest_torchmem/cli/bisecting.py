@@ -117,12 +117,12 @@ def judge_commit(place: Path, results: Path, test: str, ends: list[str]) -> int:
     name = run_git(Path(), "rev-parse", "HEAD").strip()
     good, bad = (_stored_result(test, results, end) for end in ends)
     try:
-        size_bytes = _measured(place, test, results, name)
+        result = _measured(place, test, results, name)
     except (OSError, ReportError):  # also where the folder was not there yet
         return _SKIP
     if good is None or bad is None:
         return _STOP
-    to_good, to_bad = (abs(size_bytes.peak.total - end.peak.total) for end in (good, bad))
+    to_good, to_bad = (abs(result.peak.total - end.peak.total) for end in (good, bad))
     return _GOOD if to_good <= to_bad else _BAD
 
 
@@ -156,8 +156,8 @@ def _worktree(folder: Path, commit: str) -> Iterator[Path]:
 
 def _measured(place: Path, test: str, results: Path, name: str) -> Result:
     """Run a test where a commit is checked out. Raises `ReportError` where it gives no number."""
-    if measured_bytes := _stored_result(test, results, name):
-        return measured_bytes
+    if result := _stored_result(test, results, name):
+        return result
     file = results / f"{name}.json"
     sources = [str(path) for path in (place, place / "src") if path.is_dir()]
     path = os.pathsep.join([*sources, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -171,13 +171,13 @@ def _measured(place: Path, test: str, results: Path, name: str) -> Result:
         errors="replace",
         check=False,
     )
-    measured_bytes = _stored_result(test, results, name)
-    if measured_bytes is None:
+    result = _stored_result(test, results, name)
+    if result is None:
         lines = [line for text in (done.stdout, done.stderr) for line in text.strip().splitlines()]
         # What pytest says of a name that it does not find, or the last that it says.
         message = next((line for line in lines if line.startswith("ERROR: ")), "".join(lines[-1:]))
         raise ReportError(f"{test} gives no number at {name[:_SHORT]}: {message}")
-    return measured_bytes
+    return result
 
 
 def _stored_result(test: str, results: Path, name: str) -> Result | None:

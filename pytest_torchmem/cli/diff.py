@@ -60,7 +60,7 @@ def _pairs(before: Measurements, after: Measurements) -> Iterator[tuple[Key | No
     A results file names tests from the rootdir, a baseline file knows its own name only, and two
     environments are compared when nothing else can be; a pair must be the only one of its name.
     """
-    before_keys, right = set(before.entries), set(after.entries)
+    before_keys, after_keys = set(before.entries), set(after.entries)
     views: tuple[Callable[[Key], tuple[str, ...]], ...] = (
         lambda key: (key.environment, key.module, key.entry),
         lambda key: (key.environment, key.module.rpartition("/")[2], key.entry),
@@ -69,14 +69,14 @@ def _pairs(before: Measurements, after: Measurements) -> Iterator[tuple[Key | No
         lambda key: (key.entry,),
     )
     for view in views:
-        ours, theirs = _keys_by_name(before_keys, view), _keys_by_name(right, view)
+        ours, theirs = _keys_by_name(before_keys, view), _keys_by_name(after_keys, view)
         for name in ours.keys() & theirs.keys():
             if len(ours[name]) == len(theirs[name]) == 1:
                 before_keys -= set(ours[name])
-                right -= set(theirs[name])
+                after_keys -= set(theirs[name])
                 yield ours[name][0], theirs[name][0]
     yield from ((key, None) for key in before_keys)
-    yield from ((None, key) for key in right)
+    yield from ((None, key) for key in after_keys)
 
 
 def _keys_by_name(

@@ -230,8 +230,8 @@ def workspace_bytes(device: torch.device) -> list[int]:
     """
     if device.type != "cuda":
         return []
-    if workspace_bytes := allocator.cublas_workspace_bytes():
-        return workspace_bytes
+    if own_sizes := allocator.cublas_workspace_bytes():
+        return own_sizes
     kib = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
     own = KiB * (int(kib if kib.isdecimal() else 0) or 1024)
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))

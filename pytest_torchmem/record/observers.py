@@ -1,4 +1,4 @@
-"""What records: the library in C++, or torch's profiler where that cannot be had."""
+"""The observers: the library in C++, or torch's profiler where that cannot be had."""
 
 from __future__ import annotations
 

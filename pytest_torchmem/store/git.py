@@ -1,4 +1,4 @@
-"""What git says in a folder."""
+"""The one way to ask git."""
 
 from __future__ import annotations
 

@@ -204,17 +204,17 @@ def _graph_module_classes() -> list[type[torch.fx.GraphModule]]:
 def _origins_by_line(code: str, nodes: Iterable[torch.fx.Node]) -> dict[int, NodeOrigin]:
     """The node that each line of a graph's generated code computes."""
     by_node_name = {node.name: node for node in nodes}
-    by_name = {}
+    by_line = {}
     for number, text in enumerate(code.splitlines(), 1):
         names = (match[1] for match in _ASSIGNED.finditer(text))
         node = next((by_node_name[name] for name in names if name in by_node_name), None)
         if node is not None and node.stack_trace:
             module, _, _ = _module_of(node)
             operator = operator_name(node)
-            by_name[number] = NodeOrigin(
+            by_line[number] = NodeOrigin(
                 node.stack_trace, (module,) if module else (), operator if "::" in operator else ""
             )
-    return by_name
+    return by_line
 
 
 def _module_of(node: torch.fx.Node) -> tuple[int, str, type]:
