@@ -185,6 +185,13 @@ def test_what_one_line_made_is_one_change_and_the_largest_of_all_leads():
     )
 
 
+def test_the_parts_of_a_line_that_grew_begin_with_what_it_makes_more_of():
+    gone = Difference(made(9, operator="gelu", line=3), -9, DifferenceKind.GONE)
+    more = [growth(7, line=3), growth(6, line=3)]
+    (line,) = by_line([gone, *more])
+    assert [part.size_bytes for part in line.parts] == [7, 6, -9]
+
+
 def test_what_a_line_no_longer_makes_counts_against_what_it_makes():
     gone = Difference(made(5, operator="gelu", line=3), -5, DifferenceKind.GONE)
     (line,) = by_line([growth(12, line=3), gone])

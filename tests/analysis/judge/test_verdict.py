@@ -271,6 +271,11 @@ def test_beside_a_changed_line_that_makes_more_of_the_same_other_changes_are_nam
     assert "also" not in against(before, after, changed=[7]).sentence
 
 
+def test_a_changed_line_that_makes_a_little_more_of_the_same_names_others_too():
+    before, after = measured(live(16 * MiB)), measured(live(18 * MiB))
+    assert against(before, after, changed=[7, 26]).sentence.endswith("; also changed: net.py:26")
+
+
 def test_of_many_lines_that_were_changed_together_none_is_named_beside_another():
     before, after = measured(live(2 * MiB)), measured(live(8 * MiB))
     assert "also" not in against(before, after, changed=[4, 5, 6, 7]).sentence
