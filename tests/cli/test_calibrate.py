@@ -56,7 +56,7 @@ def test_a_program_on_two_gpus_names_the_line_whose_workspace_differs(
     written = ("--out", "found.json")
     code, lines, _ = on_an_a100(*written, "--gpu", "H100", "--", sys.executable, "prog.py")
     assert code == Exit.DIFFERS
-    assert lines[1] == "of 3 allocations number 3 is the first other"
+    assert lines[1] == "of 3 allocations number 3 is the first that differs"
     assert lines[-1] == "  aten::matmul at prog.py:5: 8519680, simulated 33554432"
     assert lines[2].endswith(f"simulated +{33554432 - 8519680:,} B")
     # Elsewhere, without a GPU and without torch's CUDA build, the file says the same.
