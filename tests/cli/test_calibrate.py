@@ -111,9 +111,9 @@ def test_another_file_is_told(command, tmp_path, text, said):
     code, _, err = command("calibrate", tmp_path / "found.json")
     assert (code, said in err) == (Exit.BAD_INPUT, True), err
     code, _, err = command("calibrate", "python", "prog.py")
-    assert (code, "a command follows two dashes" in err) == (Exit.BAD_INPUT, True)
+    assert (code, "a command after two dashes" in err) == (Exit.BAD_INPUT, True)
     code, _, err = command("calibrate", "--gpu", "H100", tmp_path / "found.json")
-    assert (code, "--out and --gpu are for what is run" in err) == (Exit.BAD_INPUT, True)
+    assert (code, "--out and --gpu are for a run" in err) == (Exit.BAD_INPUT, True)
 
 
 def calibration(*places: PlaceSizes, first_other: int = 1) -> Calibration:
