@@ -267,13 +267,12 @@ class CounterReader:
                 torch.cuda.empty_cache()
             allocator.reset_peak_memory_stats(self._device)
             self.before = self._read("current")
-            self.before |= {"pinned": allocator.pinned_bytes(self._device).get("current", 0)}
+            self.before |= allocator.pinned_counters(self._device)
 
     def stop(self) -> None:
         if self._device.type != "cpu":
             self.peaks = self._read("peak")
-            pinned = allocator.pinned_bytes(self._device)
-            self.peaks |= {"pinned": pinned.get("peak", 0), "kept": pinned.get("current", 0)}
+            self.peaks |= allocator.pinned_counters(self._device)
 
     def _read(self, what: str) -> dict[str, int]:
         stats = allocator.memory_stats(self._device)
