@@ -311,7 +311,7 @@ class Reconciliation:
         )
         if made_bytes <= _NUMBER_BYTES * requests:
             return 0, 0
-        return made_bytes, min(made_bytes, int(counted["pinned_in_use"]))
+        return made_bytes, min(made_bytes, int(counted.get("pinned_in_use", made_bytes)))
 
     @cached_property
     def elsewhere(self) -> dict[str, int]:
