@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 
 def is_torchmem_error(info: object) -> bool:
     """Return whether pytest's ``ExceptionInfo`` is of an error raised on purpose.
@@ -113,3 +115,15 @@ class RequestError(TorchmemError, slug="bad-requests"):
 
 class AllocatorSettingsError(TorchmemError, slug="bad-allocator-settings"):
     """Allocator settings that cannot be read, or that ask for something not simulated."""
+
+
+def is_of_a_signal(error: BaseException) -> bool:
+    """Return whether a signal's handler raised an error: then it is the program's, whatever ran."""
+    codes = {
+        getattr(handler, "__code__", None)
+        for handler in map(signal.getsignal, signal.valid_signals())
+    }
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code not in codes:
+        traceback = traceback.tb_next
+    return traceback is not None

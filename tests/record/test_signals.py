@@ -9,6 +9,7 @@ from types import FrameType
 
 import pytest
 import torch
+from torch import nn
 
 from pytest_torchmem import measure
 
@@ -72,3 +73,51 @@ def test_what_a_body_raises_where_python_drops_it_is_dropped(
         Broken()
         spend(0.01)
     assert dropped == ["mine"]
+
+
+class RungWhileItIsAsked(nn.Linear):
+    """A signal comes while a measurement asks for the buffers."""
+
+    @property
+    def _buffers(self):
+        if self.rings:
+            signal.raise_signal(signal.SIGUSR1)
+        return self.own
+
+    @_buffers.setter
+    def _buffers(self, own):
+        self.__dict__.update(own=own, rings=False)
+
+
+class TensorRungWhileItIsAsked(torch.Tensor):
+    rings = False
+
+    @property
+    def itemsize(self):
+        if self.rings:
+            signal.raise_signal(signal.SIGUSR1)
+        return super().itemsize
+
+
+def module_and_loss():
+    return RungWhileItIsAsked(2, 2), torch.ones(2, requires_grad=True).sum()
+
+
+def tensor_that_is_the_loss():
+    loss = torch.ones(2, requires_grad=True).sum().as_subclass(TensorRungWhileItIsAsked)
+    return loss, loss
+
+
+@pytest.mark.parametrize("make", [module_and_loss, tensor_that_is_the_loss])
+def test_what_a_handler_raises_while_a_class_of_the_user_is_asked_reaches_the_body(make):
+    """What such a class raises itself is no reason to fail; a signal's error is the program's."""
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with measure(device="cpu"):
+            rung, loss = make()
+            rung.__dict__["rings"] = True
+            with pytest.raises(TooLateError):
+                loss.backward()
+            rung.__dict__["rings"] = False
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -48,6 +48,7 @@ from pytest_torchmem.values.errors import (
     MarkerError,
     RecordingError,
     TorchmemError,
+    is_of_a_signal,
     is_torchmem_error,
 )
 from pytest_torchmem.values.findings import words
@@ -257,6 +258,8 @@ class Body:
             with self._run.originals.back():
                 self.measurement.start(empties_cache=empties_cache)
         except Exception as error:
+            if is_of_a_signal(error):
+                raise
             self._problem = _as_ours(error)
         else:
             self.state = State.MEASURING
@@ -290,6 +293,8 @@ class Body:
                 if self._problem is None:
                     failure = self._judge(windows)
             except Exception as error:
+                if is_of_a_signal(error):
+                    raise
                 self._problem = _as_ours(error)
             if self._problem is not None and says:
                 failure = self._unmeasured(self._problem)

@@ -14,6 +14,7 @@ import torch
 
 from pytest_torchmem.record.devices import device_name
 from pytest_torchmem.record.torch_api import autograd, memory
+from pytest_torchmem.values.errors import is_of_a_signal
 
 #: What an opaque tensor raises, or another that a compiler traces with, when it is asked for data.
 NO_DATA: Final = (RuntimeError, NotImplementedError)
@@ -91,7 +92,9 @@ def answers(tensor: torch.Tensor) -> bool:
     try:
         for name in _READ:
             getattr(tensor, name)
-    except Exception:
+    except Exception as error:
+        if is_of_a_signal(error):
+            raise
         return False
     return True
 

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pytest_torchmem.record.torch_api import Checked, dispatcher
+from pytest_torchmem.values.errors import is_of_a_signal
 
 CHECKED: Final[Checked] = {
     "torch._subclasses.fake_tensor.FakeTensor": ("2.10.0", "2.15.0"),
@@ -64,7 +65,9 @@ def flattened(tensor: torch.Tensor) -> list[torch.Tensor]:
     try:
         names, _ = tensor.__tensor_flatten__()
         return [getattr(tensor, name) for name in names]
-    except Exception:
+    except Exception as error:
+        if is_of_a_signal(error):
+            raise
         return []
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from pytest_torchmem.record.torch_api import Checked
+from pytest_torchmem.values.errors import is_of_a_signal
 
 CHECKED: Final[Checked] = {
     "torch.nn.Module._apply": ("2.10.0", "2.15.0"),
@@ -77,5 +78,7 @@ def _attribute(owner: object, name: str, otherwise: Any) -> Any:
     """An attribute of torch's, which a class of the user's may have made a property, or lack."""
     try:
         return getattr(owner, name)
-    except Exception:
+    except Exception as error:
+        if is_of_a_signal(error):
+            raise
         return otherwise
