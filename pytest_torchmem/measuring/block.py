@@ -48,7 +48,6 @@ from pytest_torchmem.values.units import (
     MOST_RUNS,
     Device,
     device_text,
-    format_size,
     is_run_count,
     reads_as_size,
 )
@@ -119,12 +118,6 @@ class Measure(Region):
         self._inner: list[BodyRegion] = []
         self._result: Result | None = None
         self._missing = "nothing has been measured yet"
-
-    def __repr__(self) -> str:
-        if self._missing:
-            return f"<Measure {self.shown_name!r}: {self._missing}>"
-        peak, retained = map(format_size, (self.peak.total, self.retained.total))
-        return f"<Measure {self.shown_name!r}: peak {peak}, retained {retained}>"
 
     @property
     def device(self) -> str:
