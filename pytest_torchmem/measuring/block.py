@@ -347,9 +347,9 @@ def measure(
         warmup: How often each call runs the function before the run that is measured.
         output: A file to write after each measurement, whose folder is made; see `Measure.save`.
 
-    Within another measurement, and in a test's body that the plugin measures, it is a region of
-    that one. What the body raises comes out as it is. Raises `MarkerError` for an argument that
-    cannot be used; at the end of the block `LimitError` when a limit is exceeded; at its beginning
+    Within another measurement, or in a test's body that the plugin measures, it is a region of that
+    one. An exception of the body passes through. Raises `MarkerError` for an argument that cannot
+    be used; at the end of the block `LimitError` when a limit is exceeded; at its beginning
     `DeviceError` and `RecordingError` when it cannot be measured.
     """
     if callable(name):
