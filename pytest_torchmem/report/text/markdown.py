@@ -8,7 +8,13 @@ from html import escape
 from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import lines_of
-from pytest_torchmem.report.text.tables import composition, left_out, line_place, unlisted_lines
+from pytest_torchmem.report.text.tables import (
+    composition,
+    left_out,
+    line_place,
+    line_word,
+    unlisted_lines,
+)
 from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import device_shown
 from pytest_torchmem.values.measured import MeasuredTest, Window
@@ -154,17 +160,18 @@ def _details(test: MeasuredTest) -> str:
         lines.append(f"- {_text(text)}")
     name = escape(one_line(" ".join(test.test.split())), quote=False)
     head = f"<details><summary><code>{name}</code></summary>"
-    lines = lines or ["- it failed for another reason than its memory"]
+    lines = lines or ["- it failed for a reason other than memory"]
     return "\n".join([head, "", *lines, "", "</details>"])
 
 
 def _causes(window: Window) -> Iterator[str]:
     lines = lines_of(window)
     if lines:
-        yield "\n| change | of | operator | module | source |\n|---:|---|---|---|---|"
+        yield "\n| change | kind | of | operator | module | source |\n|---:|---|---|---|---|---|"
     for line in lines[:_CAUSES]:
         cells = " | ".join(map(_code, line_place(line)))
-        yield f"| {format_change(line.size_bytes)} | {composition(line)} | {cells} |"
+        what = f"{format_change(line.size_bytes)} | {line_word(line)} | {composition(line)}"
+        yield f"| {what} | {cells} |"
     if lines:
         sizes = [line.size_bytes for line in lines]
         more = left_out(sizes, format_change, _CAUSES) + unlisted_lines(lines, window.told_by)
