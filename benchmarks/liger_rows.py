@@ -1,10 +1,12 @@
 """The memory rows of Liger-Kernel's benchmark table, run again on simulated GPUs.
 
-    python -m benchmarks liger_rows CHECKOUT [--kernel NAME ...] [--output FILE.md]
+    python -m benchmarks liger_rows CHECKOUT [--kernel NAME ...] [--answers FILE] [--output FILE.md]
 
 Others measured the rows on GPUs of six kinds, from 2024 on. CHECKOUT is a clone with its history:
 each row is run by the script of the commit that brought it, with the torch that is installed here.
-A row is equal where the peak is that of the table to the last digit that it has.
+A row is equal where the peak is that of the table to the last digit that it has. All rows take
+hours: FILE keeps the answers, and the page is made of all that it has. `--packages FOLDER` puts
+older packages before the installed ones, such as a transformers of the time of a commit.
 """
 
 from __future__ import annotations
@@ -44,16 +46,17 @@ SCRIPTS: Final = {
     "fused_linear_grpo_loss_token": "grpo_loss",
     "fused_linear_grpo_loss_sequence": "grpo_loss",
 }
-PATIENCE_S: Final = 300
+#: A row waits for `ptxas` above all.
+PATIENCE_S: Final = 240
 NEWEST: Final = "kernels of the newest commit"
 Row = dict[str, str]
 
 # A script hands the function that measures a row to `run_benchmarks`, and we call it ourselves.
 RUNNER: Final = """
-import gc, json, runpy, sys, torch, torch.distributed.tensor
+import gc, json, runpy, signal, sys, torch, torch.distributed.tensor
 
-script, rows = sys.argv[1], json.load(open(sys.argv[2]))
-sys.path[:0] = sys.argv[3:]
+script, rows, patience_s = sys.argv[1], json.load(open(sys.argv[2])), int(sys.argv[3])
+sys.path[:0] = sys.argv[4:]
 import utils
 
 found, last = {}, None
@@ -71,6 +74,9 @@ try:
 except BaseException:
     if not found:
         raise
+def late(*_):
+    raise TimeoutError(f"takes more than {patience_s} s")
+signal.signal(signal.SIGALRM, late)
 types = {"torch.float32": torch.float32, "torch.bfloat16": torch.bfloat16,
          "torch.float16": torch.float16}
 for number, row in enumerate(rows):
@@ -82,6 +88,7 @@ for number, row in enumerate(rows):
     except ValueError:
         pass
     measure = found.get(row["kernel_name"], last)
+    signal.alarm(patience_s)
     try:
         made = measure(utils.SingleBenchmarkRunInput(
             x=x, kernel_provider=row["kernel_provider"],
@@ -89,6 +96,7 @@ for number, row in enumerate(rows):
         answer = made.y_50
     except Exception as error:
         answer = f"{type(error).__name__}: {str(error)[:80]}"
+    signal.alarm(0)
     print("ROW", number, json.dumps(answer), flush=True)
     gc.collect()
     torch.cuda.empty_cache()
@@ -109,25 +117,31 @@ def commit_of(checkout: Path, timestamp: str) -> str:
     return git(checkout, "rev-parse", "HEAD").strip()
 
 
-def run_rows(checkout: Path, commit: str, rows: list[Row]) -> list[float | str]:
-    """Return each row's peak in MiB on its GPU, simulated, or why it has none.
+def run_rows(
+    checkout: Path, commit: str, rows: list[Row], packages: tuple[str, ...]
+) -> tuple[list[float | str], str]:
+    """Return each row's peak in MiB on its GPU, simulated, or why it has none; and how it ran.
 
     Kernels that need libraries of their time are taken from the newest commit.
     """
-    answers = run_with(checkout, commit, commit, rows)
+    how = ", ".join(f"with {Path(folder).name}" for folder in packages)
+    answers = run_with(checkout, commit, commit, rows, packages)
     if any(isinstance(answer, float) for answer in answers):
-        return answers
-    for row in rows:
-        row["newest"] = NEWEST
-    return run_with(checkout, commit, "HEAD", rows)
+        return answers, how
+    newest = run_with(checkout, commit, "HEAD", rows, packages)
+    if any(isinstance(answer, float) for answer in newest):
+        return newest, NEWEST
+    return answers, how
 
 
-def run_with(checkout: Path, commit: str, of_kernels: str, rows: list[Row]) -> list[float | str]:
+def run_with(
+    checkout: Path, commit: str, of_kernels: str, rows: list[Row], packages: tuple[str, ...]
+) -> list[float | str]:
     """Run the scripts of a commit with the kernels of one."""
     name = SCRIPTS.get(rows[0]["kernel_name"], rows[0]["kernel_name"])
     with tempfile.TemporaryDirectory() as folder:
-        for source, part in ((commit, "benchmark/scripts"), (of_kernels, "src")):
-            command = ["git", "-C", str(checkout), "archive", source, part]
+        for source, part in ((commit, ("benchmark/scripts", "test/*.py")), (of_kernels, ("src",))):
+            command = ["git", "-C", str(checkout), "archive", source, *part]
             archive = subprocess.run(command, capture_output=True, check=True)
             subprocess.run(["tar", "x", "-C", folder], input=archive.stdout, check=True)
         scripts = Path(folder, "benchmark", "scripts")
@@ -145,15 +159,16 @@ def run_with(checkout: Path, commit: str, of_kernels: str, rows: list[Row]) -> l
         runner.write_text(RUNNER)
         gpu = GPUS[rows[0]["gpu_name"]]
         simulate = [sys.executable, "-m", "pytest_torchmem", "simulate", "--gpu", gpu, "--"]
-        places = (str(scripts), str(Path(folder, "src")))
+        places = (*packages, str(scripts), str(Path(folder, "src")), folder)
+        arguments = (str(script), str(given), str(PATIENCE_S), *places)
         try:
             done = subprocess.run(
-                [*simulate, sys.executable, str(runner), str(script), str(given), *places],
+                [*simulate, sys.executable, str(runner), *arguments],
                 cwd=scripts,
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=PATIENCE_S,
+                timeout=PATIENCE_S * len(rows),
             )
             out, end = done.stdout, (done.stderr.strip().splitlines() or [""])[-1][:100]
         except subprocess.TimeoutExpired as error:
@@ -179,7 +194,7 @@ def page(found: Iterable[tuple[Row, float | str]]) -> str:
         off = [peak / float(row["y_value_50"]) - 1 for row, peak in ran if not is_equal(row, peak)]
         reasons = Counter(peak for _, peak in rows if isinstance(peak, str))
         spread = f"{min(off):+.2%} to {max(off):+.2%}" if off else ""
-        reason = next(iter(reasons), rows[0][0].get("newest", ""))
+        reason = next(iter(reasons), rows[0][0]["how"])[:75]
         lines.append((kernel, provider, gpu, len(rows), len(ran), equal, spread, reason))
         total.update(rows=len(rows), ran=len(ran), equal=equal)
     headers = ("kernel", "provider", "GPU", "rows", "ran", "equal", "others", "why not run, or how")
@@ -198,20 +213,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--kernel", action="append", help="only this one; may be repeated")
+    parser.add_argument("--packages", action="append", default=[], help="goes before the installed")
+    parser.add_argument("--answers", type=Path, help="has the answers of earlier runs, takes these")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     table = csv.DictReader(io.StringIO(git(options.checkout, "show", f"HEAD:{TABLE}")))
     # One process ran all modes of a day: a workspace of one is there in the next.
     groups: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for row in table:
-        is_asked = not options.kernel or row["kernel_name"] in options.kernel
-        if row["metric_name"] == "memory" and is_asked:
+        if row["metric_name"] == "memory":
             groups[row["kernel_name"], row["gpu_name"], row["timestamp"][:10]].append(row)
+    kept: dict[str, tuple[list[float | str], str]] = {}
+    if options.answers and options.answers.exists():
+        kept = json.loads(options.answers.read_text(encoding="utf-8"))
+    for key, rows in groups.items():
+        if options.kernel and key[0] in options.kernel:
+            commit = commit_of(options.checkout, rows[0]["timestamp"])
+            packages = tuple(options.packages)
+            kept[" ".join(key)] = run_rows(options.checkout, commit, rows, packages)
+            if options.answers:
+                options.answers.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+            print(*key, len(rows), file=sys.stderr, flush=True)
     found: list[tuple[Row, float | str]] = []
-    for rows in groups.values():
-        commit = commit_of(options.checkout, rows[0]["timestamp"])
-        found += zip(rows, run_rows(options.checkout, commit, rows), strict=True)
-        print(rows[0]["kernel_name"], len(rows), file=sys.stderr, flush=True)
+    for key, rows in groups.items():
+        answers, how = kept.get(" ".join(key), (["not tried"] * len(rows), ""))
+        found += [({**row, "how": how}, peak) for row, peak in zip(rows, answers, strict=True)]
     text = page(found)
     if options.output:
         options.output.write_text(text, encoding="utf-8")

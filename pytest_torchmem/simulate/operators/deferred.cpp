@@ -19,7 +19,8 @@ namespace {
 
 constexpr size_t kMostKept = 16 * kMiB;           // bytes of a value that is copied
 constexpr size_t kMostKeptTogether = 256 * kMiB;  // bytes of all that are kept
-constexpr size_t kMostTensors = 16;               // of one call: an optimizer has one for each weight
+constexpr size_t kMostLists = 16;                 // tensors of a call that makes many: an optimizer's
+constexpr size_t kMostTensors = 1024;             // tensors of a call that makes one: they are put together
 constexpr int kMostDepth = 64;                    // calls that rest on each other
 
 // The memory of a value that was noted, from a byte of it on.
@@ -210,6 +211,18 @@ std::vector<Part> parts_of(const at::Tensor& tensor) {
   return parts;
 }
 
+// Whether there are several notes, or one of a part, and nothing beside them is missing.
+bool is_noted_in_parts(const std::vector<Part>& parts, const at::Tensor& tensor) {
+  const auto* at = static_cast<const char*>(tensor.const_data_ptr());
+  const char* end = at + span_of(tensor);
+  if (parts.empty() || (parts.size() == 1 && parts[0].holds(at, end - at))) return false;
+  for (const Part& part : parts) {
+    if (at < part.start && torchmem_is_missing(at, part.start - at)) return false;
+    at = part.start + part.bytes;
+  }
+  return at >= end || !torchmem_is_missing(at, end - at);
+}
+
 // What an argument is, if it can be told later as well.
 std::optional<Piece> piece_of(const at::Tensor& tensor, bool exact) {
   const std::vector<Part> parts = parts_of(tensor);
@@ -251,10 +264,18 @@ size_t number_in(const char* path, const std::string& name) {
 
 std::shared_ptr<const Deferred> defer(const Operator& op, const Stack& arguments,
                                       const at::Generator& generator) {
-  const Unobserved unobserved;
   size_t count = 0;
   for (const IValue& value : arguments) for_each_on_gpu(value, [&](const auto&) { ++count; });
-  if (count > kMostTensors) return nullptr;
+  const auto& returns = op.schema->returns();
+  const bool makes_one = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::TensorType;
+  if (count > (makes_one ? kMostTensors : kMostLists)) return nullptr;
+  // Rows that were written one after another: later some may be others.
+  for (size_t at = 0; at < arguments.size(); ++at) {
+    for_each_on_gpu(arguments[at], [&](const at::Tensor& tensor) {
+      if (!op.out[at] && is_noted_in_parts(parts_of(tensor), tensor)) compute_deferred(tensor);
+    });
+  }
+  const Unobserved unobserved;
   auto call = std::make_shared<Deferred>(op, generator);
   bool told = true;
   for (size_t at = 0; told && at < arguments.size(); ++at) {

@@ -102,7 +102,7 @@ class Call {
     for (size_t at = 0; at < arguments_.size(); ++at) {
       for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
         if (device_ < 0) device_ = tensor.device().index();
-        count(tensor);
+        if (at || !op_.rule.picks) count(tensor);
         is_given_ = true;
         integers_ = integers_ && at::isIntegralType(tensor.scalar_type(), true);
       });
@@ -115,7 +115,7 @@ class Call {
       generator_ = draw_like(given_generator(), std::max<int>(device_, 0));
     }
     if (can_be_deferred()) deferred_ = defer(op_, arguments_, generator_);
-    if (!deferred_ && missing_ && decides()) {
+    if (!deferred_ && missing_ && (is_small_ || decides())) {
       compute_arguments();
       look();
     }
