@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_torchmem.building.cache import cache_root
+from pytest_torchmem.building import cache_root
 
 pytest_plugins = ["pytester", "tests.project"]
 

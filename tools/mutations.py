@@ -38,7 +38,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 ROOMS: Final = ("pytest_torchmem",)
 # Those of a simulated GPU and of a browser take longer than all of these.
 TESTS: Final = (
-    *("tests/analysis", "tests/building", "tests/cli", "tests/measuring", "tests/plugin"),
+    *("tests/analysis", "tests/cli", "tests/measuring", "tests/plugin"),
     *("tests/record", "tests/report/text", "tests/store", "tests/values"),
     *("tests/test_contexts.py", "tests/test_outputs_agree.py"),
 )

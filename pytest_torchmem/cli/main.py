@@ -52,7 +52,8 @@ class Exit(enum.IntEnum):
 _FLOOR: Final = "5% up to 1MiB"
 _COUNTERS: Final = ("reserved", "active", "allocated", "requested")
 _DAMAGE: Final = (*WRONG, ArithmeticError, LookupError, MemoryError)
-_EPILOG: Final = "exit codes: 0 nothing grew, 1 something grew (diff only), 2 bad input"
+_EPILOG: Final = "exit codes: 0 printed or written, 2 bad input"
+_DIFF_EPILOG: Final = "exit codes: 0 nothing grew, 1 something grew, 2 bad input"
 _FITS_EPILOG: Final = "exit codes: 0 all fit, 1 one does not, 2 bad input"
 
 
@@ -97,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="torchmem",
         description="Look at measured memory.",
-        epilog=f"{_EPILOG}, 3 a fault of torchmem",
+        epilog="exit codes: those of the command, 2 bad input, 3 a fault of torchmem",
     )
     parser.add_argument("--version", action="version", version=f"torchmem {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -112,7 +113,7 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "diff",
         help="what changed from A to B",
         description="Compare two results files, baseline files, or folders of either.",
-        epilog=_EPILOG,
+        epilog=_DIFF_EPILOG,
     )
     command.add_argument("before", type=Path, metavar="A")
     command.add_argument("after", type=Path, metavar="B")
@@ -175,7 +176,7 @@ def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="who accepted which number when",
         description="Read the history of the committed baselines from git: a table of the latest "
         "changes, or a plot for each test whose name contains TEST.",
-        epilog="exit codes: 0 printed or written, 2 bad input",
+        epilog=_EPILOG,
     )
     command.add_argument("test", nargs="?", default="", metavar="TEST")
     command.add_argument("-C", "--folder", type=Path, default=Path(), help="default: this folder")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -23,11 +23,14 @@ from pytest_torchmem.plugin.options.option_table import (
     simulation_asked,
 )
 from pytest_torchmem.plugin.run.workers import Selection, controls_workers, is_worker
-from pytest_torchmem.plugin.stash import COLLECTOR, IN_CALL, RUN, SELECTION
+from pytest_torchmem.plugin.stash import IN_CALL, RUN, SELECTION
 from pytest_torchmem.simulate import GPU_VARIABLE
 
 if TYPE_CHECKING:
     from pytest_torchmem.plugin.item.fixture import Torchmem
+
+
+_COLLECTOR: Final = "torchmem-collector"
 
 
 def is_active(config: pytest.Config) -> bool:
@@ -56,8 +59,8 @@ def activate(config: pytest.Config) -> None:
     run = config.stash[RUN] = Run(config, read_settings(config))
     if not is_worker(config):
         require_named(config, run)
-        collector = config.stash[COLLECTOR] = Collector(config, run, config.stash[SELECTION])
-        config.pluginmanager.register(collector, "torchmem-collector")
+        collector = Collector(config, run, config.stash[SELECTION])
+        config.pluginmanager.register(collector, _COLLECTOR)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before output is captured, and before a conftest
@@ -110,18 +113,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if any(map(asks, items)):
         activate(config)
     # A bad argument fails its test when that runs. Where no test will run, it is said at the end.
-    if config.option.collectonly and COLLECTOR in config.stash:
-        from pytest_torchmem.plugin.item.call import argument_problem
+    collector = config.pluginmanager.get_plugin(_COLLECTOR)
+    if config.option.collectonly and collector:
+        from pytest_torchmem.plugin.options.marker import argument_problem
 
         for item in items:
             if problem := argument_problem(item):
-                config.stash[COLLECTOR].add_problem(problem)
+                collector.add_problem(problem)
 
 
 @pytest.hookimpl  # after the marks that skip, and before fixtures, which may need the device
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if _is_whole(item.config):
-        from pytest_torchmem.plugin.item.call import prepare
+        from pytest_torchmem.plugin.item.body import prepare
 
         prepare(item)
 
@@ -130,24 +134,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     item.stash[IN_CALL] = True
     try:
-        if _asked_of(item) and _is_whole(item.config):
-            from pytest_torchmem.plugin.item.call import begin
+        if _asked_of(item):
+            from pytest_torchmem.plugin.item.body import begin
 
             begin(item)
-        try:
-            outcome = yield
-        except BaseException as error:
-            if not _is_whole(item.config):
-                raise
-            from pytest_torchmem.plugin.item.call import ended_by
+        outcome = yield
+    except BaseException as error:
+        if _is_whole(item.config):
+            from pytest_torchmem.plugin.item.body import end
 
-            ended_by(item, error)
-            raise
+            end(item, error)
+        raise
     finally:
         item.stash[IN_CALL] = False
     # The body itself may have been the first to ask.
-    if _asked_of(item) and _is_whole(item.config):
-        from pytest_torchmem.plugin.item.call import end
+    if _asked_of(item):
+        from pytest_torchmem.plugin.item.body import end
 
         end(item)
     return outcome
@@ -157,7 +159,7 @@ def _asked_of(item: pytest.Item) -> bool:
     """Return whether anything was asked of this run; a fixture may just have added a marker."""
     if not is_active(item.config) and asks(item):
         activate(item.config)
-    return is_active(item.config)
+    return _is_whole(item.config)
 
 
 def pytest_assertrepr_compare(
@@ -176,9 +178,13 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if _is_whole(item.config):
-        from pytest_torchmem.plugin.item.call import report_on
+        from pytest_torchmem.plugin.item.sending import report_on
 
         report_on(item, report)
+        if report.when == "teardown":
+            from pytest_torchmem.plugin.item.body import forget
+
+            forget(item)
     return report
 
 
@@ -192,7 +198,7 @@ def torchmem(request: pytest.FixtureRequest) -> Torchmem:
     counted over.
     """
     activate(request.config)
-    from pytest_torchmem.plugin.item.call import body_of
+    from pytest_torchmem.plugin.item.body import body_of
     from pytest_torchmem.plugin.item.fixture import Torchmem
 
     return Torchmem(body_of(request.node))

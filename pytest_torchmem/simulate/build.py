@@ -11,13 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.building.cache import unfinished
-from pytest_torchmem.building.cpp import (
+from pytest_torchmem.building import (
     BuildError,
     compile_sources,
     find_compiler,
     options_of_torch,
     run_compiler,
+    unfinished,
 )
 
 SOURCES: Final = Path(__file__).with_name("runtime")

@@ -19,8 +19,7 @@ from typing import Final
 
 from packaging.requirements import Requirement
 
-from pytest_torchmem.building.cache import cache_root, digest, make_once
-from pytest_torchmem.building.cpp import BuildError
+from pytest_torchmem.building import BuildError, cache_root, digest, make_once
 from pytest_torchmem.simulate.build import (
     LIBRARY,
     SOURCES,

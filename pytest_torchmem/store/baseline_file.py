@@ -21,7 +21,6 @@ from pytest_torchmem.store.baseline_rows import (
     Row,
     encode,
     entry_of,
-    name_of_row,
     numbers_of,
     origins_path,
     read_origins,
@@ -41,16 +40,14 @@ from pytest_torchmem.values.json_values import (
     OTHER_VERSION,
     WRONG,
     Json,
-    checked_text,
     parse_json,
     read_text,
     shown,
     told_damage,
-    whole_number,
 )
 from pytest_torchmem.values.units import format_apart
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """A sentence and two rows of numbers for each entry; a file beside it says what these are of."""
 
 _END: Final = ["end"]
@@ -113,7 +110,7 @@ class StoredEntries:
         except WRONG as error:
             raise EntryError(
                 f"the baseline {path}: the entry {key!r} is damaged ({told_damage(error)}). "
-                f"Restore its rows, which begin with [{encode(name_of_row(key))}, from version "
+                f"Restore its rows, which begin with [{encode(key)}, from version "
                 "control, or measure it again with --torchmem-update-baseline, which keeps the "
                 "other entries"
             ) from None
@@ -142,7 +139,7 @@ def _parts(key: str, rows: list[Row], path: Path) -> dict[str, Json]:
 def check_row(row: object) -> None:
     """Raise `ValueError` for anything that is not a row."""
     match row:
-        case [str(), str()] | [str(), "id", _, _]:
+        case [str(), str()]:
             return
         case [str(), str(kind), *_] if kind in KINDS:
             return
@@ -157,48 +154,31 @@ def parse_entries(data: object, origins: Path | None = None) -> StoredEntries:
     entries = data.get("entries") if isinstance(data, dict) else None
     if not isinstance(entries, list) or not entries or entries[-1] != _END:
         raise ValueError("it is not a baseline file, or its last lines are missing")
-    rows_by_name: dict[str, list[str]] = {}
+    lines_by_key: dict[str, list[str]] = {}
     for row in entries[:-1]:
         if row != _END:  # a merge may bring the other side's
             check_row(row)
-            rows_by_name.setdefault(row[0], []).append(row_line(row))
-    return StoredEntries(_by_key(rows_by_name), origins)
-
-
-def _by_key(named: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Return the lines of entries by their keys; a row may begin with a short name instead."""
-    by_key = dict(named)
-    for key in named:
-        if (name := name_of_row(key)) != key:
-            by_key[key] = by_key.pop(name, []) + by_key[key]
-    for name in [name for name in by_key if "~" in name]:
-        start = f"[{encode(name)}"
-        lines = (line for line in by_key[name] if line.startswith('"id"', len(start) + 2))
-        rows = (parse_json(line[:-1]) for line in lines)
-        pieces = sorted((whole_number(place), checked_text(text)) for _, _, place, text in rows)
-        key = "".join(text for _, text in pieces)
-        if key and name_of_row(key) == name:
-            by_key[key] = by_key.pop(name)
-    return by_key
+            lines_by_key.setdefault(row[0], []).append(row_line(row))
+    return StoredEntries(lines_by_key, origins)
 
 
 def _split(text: str, origins: Path) -> tuple[dict[str, Json], StoredEntries] | None:
     """Return the head and the entries of a file that is laid out as we write it; None for others.
 
-    Nothing but the names is parsed. This is why reading ten thousand entries is quick.
+    Nothing but the keys is parsed. This is why reading ten thousand entries is quick.
     """
     lines = text.split("\n")
     if _OPEN not in lines or lines[-3:] != [_LAST, "]}", ""]:
         return None
     start = lines.index(_OPEN)
     body = lines[start + 1 : -3]
-    rows_by_name: dict[str, list[str]] = {}
+    lines_by_key: dict[str, list[str]] = {}
     for line in body:
         if not line.startswith('["') or not line.endswith("],"):
             return None
-        rows_by_name.setdefault(scanstring(line, 2)[0], []).append(line)
+        lines_by_key.setdefault(scanstring(line, 2)[0], []).append(line)
     head = parse_json("\n".join(lines[:start]).removesuffix(",") + "}")
-    return {**head, "entries": []}, StoredEntries(_by_key(rows_by_name), origins)
+    return {**head, "entries": []}, StoredEntries(lines_by_key, origins)
 
 
 def read_file(path: Path, environment: Environment) -> StoredEntries:

@@ -5,10 +5,8 @@ docs/baseline-format.md describes them.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple
 from functools import lru_cache
 from json.decoder import scanstring  # type: ignore[attr-defined]
@@ -22,7 +20,7 @@ from pytest_torchmem.values.json_values import Json, read_text, whole_number
 from pytest_torchmem.values.units import format_size
 
 Row: TypeAlias = list[Json]
-"""``[key, sentence]``, ``[name, one of `KINDS`, numbers]`` or ``[name, "id", number, text]``."""
+"""``[key, sentence]`` or ``[key, one of `KINDS`, numbers]``."""
 
 WORK: Final = ("total", "activation", "temporary", "input", "autograd_detail", "workspace")
 STATE: Final = ("retained", "parameter", "gradient", "optimizer_state", "buffer", "unknown")
@@ -37,14 +35,9 @@ _WORDS: Final = {category.value: category.value.replace("_", " ") for category i
 _PEAKS: Final = {kind: attrgetter(*columns[1:]) for kind, columns in COLUMNS.items()}
 
 WIDTH: Final = 120
-"""The longest line, in characters."""
-
-_NAME_WIDTH: Final = 40
-_TITLE_WIDTH: Final = 72
-_ODD: Final = re.compile(r"[^\w\[\]().,:=+-]")
+"""The characters of a sentence's line, where the key leaves room for the categories."""
 
 encode: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
-_encode_close: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def numbers_of(rows: Mapping[str, Json]) -> Numbers:
@@ -81,36 +74,17 @@ def sentence_of(numbers: Numbers, room: int) -> str:
     return text + end
 
 
-def name_of_row(key: str) -> str:
-    """Return what the numbers of an entry begin with: its key, or its two ends where it is long.
-
-    A short name has a hash of the key between the ends.
-    """
-    if len(_escaped(key)) <= _NAME_WIDTH:
-        return key
-    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    plain = _ODD.sub("_", key)
-    return f"{plain[:22]}~{digest}~{plain[-8:]}"
-
-
 def entry_lines(key: str, numbers: Numbers) -> list[str]:
-    """Return the lines of one entry, each with a comma at its end.
-
-    The sentence begins with the whole key, if it has room for it. A longer key has rows of its own.
-    """
-    name = name_of_row(key)
+    """Return the lines of one entry, each with a comma at its end."""
     rows: list[Row] = [sentence_row(key, numbers)]
-    if rows[0][0] != key:
-        pieces = enumerate(_pieces(key, name), 1)
-        rows = [*([name, "id", number, text] for number, text in pieces), *rows]
-    rows += ([name, kind, *columns_of(numbers, kind)] for kind in COLUMNS)
+    rows += ([key, kind, *columns_of(numbers, kind)] for kind in COLUMNS)
     if numbers.reserved != Reserved():
-        rows.append([name, RESERVED, *astuple(numbers.reserved)])
+        rows.append([key, RESERVED, *astuple(numbers.reserved)])
     return [*map(row_line, rows)]
 
 
 def are_as_written(key: str, lines: list[str]) -> bool:
-    """Return whether lines have the kinds and the order of `entry_lines`; False for a long key."""
+    """Return whether lines have the kinds and the order of `entry_lines`."""
     if not len(COLUMNS) < len(lines) <= 1 + len(KINDS):
         return False
     start = f"[{encode(key)}, "
@@ -120,32 +94,12 @@ def are_as_written(key: str, lines: list[str]) -> bool:
 
 def sentence_row(key: str, numbers: Numbers) -> Row:
     """Return the row that people read of an entry."""
-    title = key if len(_escaped(key)) <= _TITLE_WIDTH else name_of_row(key)
-    return [title, sentence_of(numbers, WIDTH - len(encode(title)) - len('[, ""],'))]
+    return [key, sentence_of(numbers, WIDTH - len(encode(key)) - len('[, ""],'))]
 
 
 def row_line(row: Row) -> str:
     """Return the line of a row, with a comma at its end."""
-    text = encode(row) + ","
-    return text if len(text) <= WIDTH else _encode_close(row) + ","
-
-
-def _pieces(key: str, name: str) -> Iterator[str]:
-    """Yield a key in pieces, each of which has room in a line."""
-    room = WIDTH - len(row_line([name, "id", 1000, ""]))
-    piece = ""
-    for character in key:
-        if piece and len(_escaped(piece + character)) > room:
-            yield piece
-            piece = ""
-        piece += character
-    yield piece
-
-
-@lru_cache(maxsize=64)  # of each entry, the key is asked for several times
-def _escaped(text: str) -> str:
-    """Return a text as it stands in a file, without the quotes."""
-    return encode(text)[1:-1].encode("utf-8", "backslashreplace").decode()
+    return encode(row) + ","
 
 
 # The contributors to a baseline's numbers: a file beside it, which nobody has to review.

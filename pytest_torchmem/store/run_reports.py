@@ -114,10 +114,14 @@ class RunReport(JsonFields):
     @property
     def stories(self) -> tuple[Story, ...]:
         """The causes that made more than one test fail, with the most tests first."""
+        failed = [test for test in self.ranked() if test.cause and test.status == "failed"]
+        # The widest lines come first: a test blames one line of a change, another all of them.
+        causes = {test.cause for test in failed if test.cause}
+        widest = sorted(causes, key=lambda c: (c.first - c.last, c.file, c.first))
         tests_by_cause: dict[CodeLines, list[MeasuredTest]] = {}
-        for test in self.ranked():
-            if test.cause and test.status == "failed":
-                tests_by_cause.setdefault(test.cause, []).append(test)
+        for test in failed:
+            cause = next(c for c in widest if test.cause and (c == test.cause or c.has(test.cause)))
+            tests_by_cause.setdefault(cause, []).append(test)
         stories = [
             Story(cause, tuple(tests)) for cause, tests in tests_by_cause.items() if tests[1:]
         ]

@@ -238,6 +238,11 @@ class Difference(JsonFields):
     kind: DifferenceKind
     was: Category | None = None
 
+    @property
+    def is_larger_now(self) -> bool:
+        """True for what the other side read, too, such as a fixture's model that is wider now."""
+        return self.kind is DifferenceKind.READ and self.contributor.size_bytes > self.size_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class CodeLines(JsonRow):

@@ -155,7 +155,7 @@ def test_a_pipe_among_baselines_is_refused(command, tmp_path):
         ("{", "cannot be read"),
         ("[1]", "neither a results file nor a baseline"),
         ('{"entries": {}, "format": 99}', "written by another version: record it"),
-        ('{"entries": [["a", "work", 1], ["end"]], "format": 3, "environment": %s}', "is damaged"),
+        ('{"entries": [["a", "work", 1], ["end"]], "format": 4, "environment": %s}', "is damaged"),
         ('{"kind": "torchmem-results", "format": 77}', "written by another version: record it"),
     ],
 )

@@ -15,7 +15,7 @@ from typing import cast
 
 import pytest
 
-from pytest_torchmem.building import cache, cpp
+from pytest_torchmem import building
 from pytest_torchmem.record.native import compiled_library
 from pytest_torchmem.simulate import build, process, torch_builds
 from pytest_torchmem.simulate.build import ElfFile
@@ -81,7 +81,7 @@ def test_a_cache_that_cannot_be_written_is_told_before_anything_is_fetched(cpu_t
 
 def test_a_build_of_the_wheel_installs_what_the_builder_imports():
     imported = set()
-    for module in (build, torch_builds, cache, cpp, compiled_library):
+    for module in (build, torch_builds, building, compiled_library):
         for node in ast.walk(ast.parse(Path(module.__file__ or "").read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 imported.add((node.module or "").partition(".")[0])
@@ -219,7 +219,7 @@ def test_the_next_build_removes_what_killed_ones_left_and_no_others(
         return process.stdout.readline()
 
     def unfinished():
-        return {path.name for path in torch_builds.cache_folder().glob(f"*{cache.UNFINISHED}")}
+        return {path.name for path in torch_builds.cache_folder().glob(f"*{building.UNFINISHED}")}
 
     killed = build_of("12.4")
     assert said_by(killed) == "compiling\n"
@@ -259,7 +259,7 @@ def test_headers_whose_fetch_was_killed_are_fetched_again(tmp_path, monkeypatch)
 
 def test_what_a_compiler_lacks_is_told(cpu_torch, monkeypatch):
     def build_without_one(*_):
-        raise cpp.BuildError("there is none")
+        raise building.BuildError("there is none")
 
     (cpu_torch / "version.py").write_text("__version__ = '2.13.0+cu130'\ncuda: str = '13.0'\n")
     (cpu_torch / "lib").mkdir()
@@ -284,7 +284,7 @@ def torch_asks_for(tmp_path):
 
 
 def compiled(source, library, *linked):
-    command = [*cpp.find_compiler(any_kind=True), "-x", "c", "-shared", "-fPIC", source]
+    command = [*building.find_compiler(any_kind=True), "-x", "c", "-shared", "-fPIC", source]
     assert not subprocess.run([*command, "-o", library, *linked], check=False).returncode
 
 

@@ -17,6 +17,7 @@ from pytest_torchmem.store.run_reports import (
 )
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import ReportError
+from pytest_torchmem.values.findings import CodeLines, Finding, FindingKind
 from pytest_torchmem.values.measured import STATUSES, BaselineChange
 from tests.report.sample_run import report_of, sample_run, window
 
@@ -173,3 +174,18 @@ def test_parts_of_a_run_add_in_any_order(one, two, three):
 def test_an_empty_run_has_nothing_to_say():
     assert not RunReport().anything
     assert RunReport(problems=("broken",)).anything
+
+
+def test_one_edit_is_one_story_where_tests_blame_different_lines_of_it():
+    edit, line, apart = (CodeLines("net.py", *pair) for pair in ((8, 9), (9, 9), (10, 10)))
+    places = (line, apart, edit, line, apart, replace(line, file="other.py"))
+    finding = Finding(FindingKind.OVER_LIMIT, "total", "too much")
+    blamed = [replace(finding, place=place) for place in places]
+    run = RunReport(
+        tuple(
+            report_of(f"test_{n}", replace(window("body"), findings=(one,)), outcome="failed")
+            for n, one in enumerate(blamed)
+        )
+    )
+    stories = {story.cause: {test.test[-1] for test in story.tests} for story in run.stories}
+    assert stories == {edit: {"0", "2", "3"}, apart: {"1", "4"}}

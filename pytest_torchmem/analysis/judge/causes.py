@@ -106,7 +106,7 @@ def line_text(line: LineDifference, key: str = "total") -> str:
     if lead.kind is DifferenceKind.LONGER:
         return f"{text}, which lives longer"
     if lead.kind is DifferenceKind.READ:
-        return f"{text}, there before and read now"
+        return f"{text}, there before and {'larger' if lead.is_larger_now else 'read'} now"
     return text
 
 

@@ -1,4 +1,11 @@
-"""One measured test body: warm it up, run it, measure it; then have it judged and sent."""
+"""One measured test, from its markers to its verdict.
+
+The hooks call `prepare`, `begin` and `end`; a body that asks for itself calls `body_of`. Each moves
+the test's one `Body` on:
+
+    BEFORE  ->  WARMING_UP  ->  MEASURING or UNMEASURED  ->  AFTER
+            begin         start                 finish or abandon
+"""
 
 from __future__ import annotations
 
@@ -6,8 +13,9 @@ import contextlib
 import enum
 import gc
 import os
+import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,14 +27,24 @@ from pytest_torchmem.contexts import gc_paused, numpy_in_place
 from pytest_torchmem.plugin.item import sending
 from pytest_torchmem.plugin.item.judging import Baselines, Judge, MeasuredWindow
 from pytest_torchmem.plugin.item.reachable import reached_by
-from pytest_torchmem.plugin.item.sending import Sender
-from pytest_torchmem.plugin.options.marker import Demands, can_rerun
+from pytest_torchmem.plugin.item.sending import Sender, set_properties
+from pytest_torchmem.plugin.options.marker import (
+    DEMANDS,
+    Demands,
+    bad_argument_fails,
+    can_rerun,
+    demands_of,
+    has_new_marks,
+)
 from pytest_torchmem.plugin.options.option_table import uses_fixture
 from pytest_torchmem.plugin.options.settings import Run
+from pytest_torchmem.plugin.run.workers import PAYLOAD
+from pytest_torchmem.plugin.stash import IN_CALL, RUN
 from pytest_torchmem.simulate import GPU_VARIABLE
 from pytest_torchmem.store.baselines import portable
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import (
+    DeviceError,
     MarkerError,
     RecordingError,
     TorchmemError,
@@ -36,12 +54,109 @@ from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
-    from pytest_torchmem.measuring.body_measurement import BodyMeasurement, BodyRegion, Region
+    from pytest_torchmem.measuring.body_measurement import BodyRegion, Region
 
 __tracebackhide__ = is_torchmem_error
 
+BODY: Final[pytest.StashKey[Body]] = pytest.StashKey()
+"""Of a test: its measured body."""
+
+RUNNING: Final[pytest.StashKey[Body]] = pytest.StashKey()
+"""Of a run: the body of the test that runs now."""
+
 _PACKAGE: Final = Path(__file__).parents[2]
 OFF: Final = "--torchmem=off measures no test"
+
+
+def prepare(item: pytest.Item) -> None:
+    """Check the markers and the device of a test that asks to be measured, before its fixtures."""
+    item.config.stash[RUN].originals.note()
+    forget(item)
+    set_properties(item, None)
+    demands = demands_of(item)
+    if demands.anything or uses_fixture(item):
+        _new_body(item, demands)
+
+
+def begin(item: pytest.Item) -> None:
+    """Warm up and begin to measure, right before the body."""
+    demands = demands_of(item)  # a fixture may have added a marker
+    body = item.stash.get(BODY, None)
+    if body is not None:
+        with bad_argument_fails(item):
+            body.ask_for(demands)
+    elif demands.anything:
+        body = _new_body(item, demands)
+    elif demands.least_bytes and "torch" in sys.modules:
+        # The run asks for all tests. One that asks for nothing is never worse off for that.
+        with contextlib.suppress(DeviceError):
+            body = Body(item, demands)
+    if body is not None:
+        body.begin()
+
+
+def end(item: pytest.Item, error: BaseException | None = None) -> None:
+    """Judge what was measured, right after the body. Raises pytest's failure.
+
+    The measurement of a body that ended with ``error`` is given up.
+    """
+    body = item.stash.get(BODY, None)
+    failure = None
+    if error is None and has_new_marks(item):
+        text = (
+            "a memory marker was added while the body ran, which is too late to measure it: write "
+            "it above the test, or add it in a fixture"
+        )
+        error = MarkerError(text)
+        failure = pytest.fail.Exception(str(error), pytrace=False)
+    if error is None:
+        # What ended the method of a `TestCase`: pytest keeps it, and raises it to nobody.
+        caught: Sequence[pytest.ExceptionInfo[BaseException]] = (
+            getattr(item, "_excinfo", None) or ()
+        )
+        error = caught[0].value if caught else None
+    if body is not None and error is not None:
+        body.abandon(error)
+    elif body is not None:
+        body.finish()
+    if failure is not None:
+        raise failure
+
+
+def body_of(item: pytest.Item) -> Body:
+    """Return the measured body of a test; when the body itself asks first, it starts here."""
+    body = item.stash.get(BODY, None)
+    if body is None:
+        in_call = item.stash.get(IN_CALL, False)
+        # A marker that the body added itself is too late.
+        demands = item.stash[DEMANDS][1] if in_call and DEMANDS in item.stash else demands_of(item)
+        body = _new_body(item, demands)
+        if in_call:
+            body.start()
+    return body
+
+
+def forget(item: pytest.Item) -> None:
+    """Drop what a run of a test left in its item, which lives on and may be run again."""
+    if body := item.stash.get(BODY, None):
+        del item.stash[BODY]
+        if item.config.stash.get(RUNNING, None) is body:
+            del item.config.stash[RUNNING]
+    if PAYLOAD in item.stash:
+        del item.stash[PAYLOAD]
+
+
+def _new_body(item: pytest.Item, demands: Demands) -> Body:
+    """Return the body of a test, which is measured from now on; skip a test without its device."""
+    try:
+        with bad_argument_fails(item):
+            return Body(item, demands)
+    except DeviceError as error:
+        run = item.config.stash[RUN]
+        Sender(item, run).not_measured(str(error))
+        is_failure = run.settings.strict and not run.settings.off
+        ending = pytest.fail if is_failure else pytest.skip
+        raise ending.Exception(f"not measured: {error}", pytrace=False) from None
 
 
 class State(enum.Enum):
@@ -73,31 +188,27 @@ class Body:
         measurement: The recording of the run that counts.
     """
 
-    def __init__(self, item: pytest.Item, run: Run, demands: Demands) -> None:
+    def __init__(self, item: pytest.Item, demands: Demands) -> None:
         self.state = State.BEFORE
-        self._item = item
-        self._run = run
-        self._problem: TorchmemError | None = None
-        self._checked: list[tuple[BodyRegion, Allowance]] = []
-        self._earlier_results: list[dict[str, Result]] = []
         self.demands = demands
-        self.measurement = self._new_measurement()
+        self._item = item
+        self._run: Run = item.config.stash[RUN]
+        self._earlier_results: list[dict[str, Result]] = []
+        self._renew()
         self.ask_for(demands)
+        item.stash[BODY] = item.config.stash[RUNNING] = self
 
-    def _new_measurement(self) -> BodyMeasurement:
+    def _renew(self) -> None:
+        """Have a measurement that has not begun."""
         # Here torch comes in: a process that measures nothing does without.
         from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 
         device = self.demands.device or self._run.settings.device
-        return BodyMeasurement(device or None, self._run.passes, self._run.say)
+        self.measurement = BodyMeasurement(device or None, self._run.passes, self._run.say)
+        self._checked: list[tuple[BodyRegion, Allowance]] = []
+        self._problem: TorchmemError | None = None
 
-    @property
-    def _empties_cache(self) -> bool:
-        """True where a number that is judged has the allocator's cache in it."""
-        compares = self.demands.baseline and GPU_VARIABLE in os.environ
-        return "reserved" in self.demands.limits or compares
-
-    # --- its run
+    # --- its way, transition by transition
 
     def ask_for(self, demands: Demands) -> None:
         """Take in what is asked of the device that is measured, by a fixture's markers, too.
@@ -112,44 +223,41 @@ class Body:
             demands = demands.on_device(*device_names(self.device))
         self.demands = demands
 
-    def warm_up(self) -> None:
-        """Run the body as often as the marker says, unmeasured. What the body raises comes out."""
+    def begin(self) -> None:
+        """Run the body as often as the marker and an update ask for but once; measure from now on.
+
+        The marker's runs are not measured. What the body raises comes out.
+        """
+        settings, reruns = self._run.settings, can_rerun(self._item) and not self.is_off
         self.state = State.WARMING_UP
-        for _ in range(self.demands.warmup if can_rerun(self._item) else 0):
+        for _ in range(self.demands.warmup if reruns else 0):
             with contextlib.suppress(WarmupOver):
                 self._item.runtest()
-
-    def measure_before(self) -> None:
-        """Measure all runs but the last, if an update asks for several. The body's exceptions come
-        out; the last run alone says that a run cannot be measured."""
-        settings = self._run.settings
-        compares = self.demands.baseline or uses_fixture(self._item)
-        if not settings.accepted or not compares or not can_rerun(self._item):
-            return
-        for _ in range(settings.repeat_count - 1):
+        compares = settings.accepted and (self.demands.baseline or uses_fixture(self._item))
+        for _ in range(settings.repeat_count - 1 if reruns and compares else 0):
             if self.start():
-                try:
-                    self._item.runtest()
-                except BaseException as error:
-                    self.abandon(error)
-                    raise
-                self._earlier_results.append({w.result.name: w.result for w in self._stop()})
-            self.measurement, self._checked, self._problem = self._new_measurement(), [], None
-
-    def begin_unmeasured(self) -> None:
-        """Let the body run as if nothing was asked of it: the run measures no test."""
-        self.state, self._problem = State.UNMEASURED, RecordingError(OFF)
+                self._item.runtest()
+                with contextlib.suppress(Exception):  # the last run says it
+                    self._earlier_results.append({w.result.name: w.result for w in self._stop()})
+            self._renew()
+        self.start()
 
     def start(self) -> bool:
         """Begin to record, and return whether that is possible; else the body runs unmeasured."""
+        self.state = State.UNMEASURED
         # What the body frees of others' garbage would count as freed.
         if self.demands.collect or "net_retained" in self.demands.limits:
             gc.collect()
+        # The allocator's cache is in these numbers.
+        compares = self.demands.baseline and GPU_VARIABLE in os.environ
+        empties_cache = compares or "reserved" in self.demands.limits
         try:
+            if self.is_off:
+                raise RecordingError(OFF)
             with self._run.originals.back():
-                self.measurement.start(empties_cache=self._empties_cache)
+                self.measurement.start(empties_cache=empties_cache)
         except Exception as error:
-            self.state, self._problem = State.UNMEASURED, _as_ours(error)
+            self._problem = _as_ours(error)
         else:
             self.state = State.MEASURING
         return self.state is State.MEASURING
@@ -159,12 +267,13 @@ class Body:
         state, self.state = self.state, State.AFTER
         if state is not State.MEASURING:
             return
-        if sending.is_failure(error) and self._asks:
+        is_failure = sending.is_failure(error)
+        if is_failure and self._asks:
             self._sender.raised(error)
         # The device may be beyond use; the test's own error counts.
         with contextlib.suppress(Exception), self._run.originals.back():
             reports = self._run.settings.reports and self._asks
-            if sending.is_failure(error) and (reports or sending.is_out_of_memory(error)):
+            if is_failure and (reports or sending.is_out_of_memory(error)):
                 self._sender.unfinished(self.measurement.stop(), self.measurement, error)
                 return
         with contextlib.suppress(Exception), self._run.originals.back():
@@ -174,13 +283,14 @@ class Body:
         """End the measurement and judge it. Raises pytest's failure when something is wrong."""
         # Of a test that does not ask, and cannot be measured from the start, nothing is said.
         says = not self.is_off and (self._asks or self.state is State.MEASURING)
+        failure = ""
         with self._run.originals.back(), gc_paused(), numpy_in_place():
-            failure, windows = "", self._stop()
-            if self._problem is None:
-                try:
+            try:
+                windows = self._stop()
+                if self._problem is None:
                     failure = self._judge(windows)
-                except Exception as error:
-                    self._problem = _as_ours(error)
+            except Exception as error:
+                self._problem = _as_ours(error)
             if self._problem is not None and says:
                 failure = self._unmeasured(self._problem)
         if failure:
@@ -188,19 +298,15 @@ class Body:
 
     def _stop(self) -> list[MeasuredWindow]:
         """Return what was measured, the whole body first."""
-        measuring, self.state = self.state is State.MEASURING, State.AFTER
-        if not measuring:
+        state, self.state = self.state, State.AFTER
+        if state is not State.MEASURING:
             return []
         if self.demands.collect:
             gc.collect()
-        allowance, rootdir = self.demands.allowance, self._run.rootdir
-        try:
-            result = self.measurement.stop(origins=self._run.keeps_origins)
-            windows = [MeasuredWindow(result, allowance, self.measurement)]
-            windows += (MeasuredWindow(r.result, allowed, r) for r, allowed in self._checked)
-        except Exception as error:
-            self._problem = _as_ours(error)
-            return []
+        result = self.measurement.stop(origins=self._run.keeps_origins)
+        windows = [MeasuredWindow(result, self.demands.allowance, self.measurement)]
+        windows += (MeasuredWindow(r.result, allowed, r) for r, allowed in self._checked)
+        rootdir = self._run.rootdir
         return [replace(window, result=portable(window.result, rootdir)) for window in windows]
 
     # --- its judgement

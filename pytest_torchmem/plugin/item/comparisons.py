@@ -14,8 +14,8 @@ import pytest
 
 from pytest_torchmem.analysis.judge.holders import explain_retained
 from pytest_torchmem.analysis.judge.verdict import judge_limits
+from pytest_torchmem.plugin.item.body import RUNNING
 from pytest_torchmem.plugin.item.judging import MeasuredWindow
-from pytest_torchmem.plugin.stash import RUNNING
 from pytest_torchmem.report.text.tables import largest
 from pytest_torchmem.values.contributors import Category, CategoryBytes
 from pytest_torchmem.values.measured import Window

@@ -18,7 +18,14 @@ from pytest_torchmem.analysis.judge.causes import origin
 from pytest_torchmem.plugin.item.judging import Judgement
 from pytest_torchmem.plugin.options.option_table import typed_nodeid
 from pytest_torchmem.plugin.options.settings import Run, Settings, Timelines
-from pytest_torchmem.plugin.run.workers import PAYLOAD, TRACE, baseline_nodeid, plain_nodeid
+from pytest_torchmem.plugin.run.workers import (
+    PAYLOAD,
+    TRACE,
+    attach,
+    baseline_nodeid,
+    plain_nodeid,
+)
+from pytest_torchmem.plugin.stash import BAD_ARGUMENT, RUN
 from pytest_torchmem.report.text.tables import ANY_WIDTH, live_table, timeline_lines
 from pytest_torchmem.report.text.terminal import failure_text
 from pytest_torchmem.store.baselines import portable, portable_live, portable_path
@@ -101,6 +108,7 @@ def out_of_memory_section(
 if TYPE_CHECKING:
     from pytest_torchmem.measuring.body_measurement import BodyMeasurement, BodyRegion
 
+_PACKAGE: Final = Path(__file__).parents[2]
 _PREFIX: Final = "torchmem_"
 # Settings without which the same command would measure something else.
 _CHOOSES_DEVICE: Final = ("torchmem_device", "torchmem_world")
@@ -272,6 +280,40 @@ def room(config: pytest.Config) -> int:
     writer = config.get_terminal_writer()
     narrow = writer.fullwidth < _LOG_WIDTH  # somebody said so
     return writer.fullwidth if narrow or writer.hasmarkup else ANY_WIDTH
+
+
+def report_on(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Send what was measured along with a report of the test."""
+    if item.stash.get(BAD_ARGUMENT, False) and hasattr(report, "wasxfail"):
+        # A marker nobody can read is not the failure that was expected.
+        del report.wasxfail
+        report.outcome = "failed"
+    if not report.passed:
+        # The test may have replaced functions that we call.
+        with item.config.stash[RUN].originals.back():
+            _point_at_test(item, report)
+    attach(item, report)
+
+
+def _point_at_test(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Make the test the place of a failure that we raise, and its first line the message.
+
+    pytest shows both with ``--tb=line``, in JUnit's file and in the last lines of a run in CI. Our
+    own line, which raised the failure, would help nobody there, and the tables are above.
+    """
+    crash = getattr(report.longrepr, "reprcrash", None)
+    traceback = getattr(report.longrepr, "reprtraceback", None)
+    if crash is None or traceback is None or traceback.style != "value":
+        return
+    if not Path(crash.path).is_relative_to(_PACKAGE):
+        return
+    # In place: what xdist sends has the same objects a second time.
+    crash.path, crash.lineno = str(item.path), (item.location[1] or 0) + 1
+    # pytest writes the test before it.
+    crash.message = crash.message.partition("\n")[0].replace(f"{plain_nodeid(item)}: ", "", 1)
+    option = item.config.getoption
+    if report.when == "call" and option("tbstyle") == "line" and not option("usepdb", False):
+        traceback.reprentries.clear()
 
 
 def set_properties(item: pytest.Item, measured: MeasuredTest | None) -> None:

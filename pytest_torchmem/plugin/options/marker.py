@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -11,6 +12,8 @@ import pytest
 
 from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET, uses_fixture
 from pytest_torchmem.plugin.options.settings import checked_device_name
+from pytest_torchmem.plugin.run.workers import plain_nodeid
+from pytest_torchmem.plugin.stash import BAD_ARGUMENT, RUN
 from pytest_torchmem.values import findings
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import DeviceNameError, MarkerError, is_torchmem_error
@@ -67,6 +70,10 @@ class Demands:
         return findings.sizes_now(BUDGET, findings.limits_on(BUDGET, self.limits, ()))
 
 
+DEMANDS: Final[pytest.StashKey[tuple[list[pytest.Mark], Demands]]] = pytest.StashKey()
+"""Of a test: the markers that were read, and what they ask for."""
+
+
 def read_markers(item: pytest.Item, defaults: Allowance) -> Demands:
     """Return what the markers of ``item`` ask for; the closest marker wins for each key.
 
@@ -100,6 +107,52 @@ def read_markers(item: pytest.Item, defaults: Allowance) -> Demands:
         text = "sets a device, a warm-up or collect, and no marker sets a limit"
         raise MarkerError(f"{BUDGET} {text}")
     return demands
+
+
+def demands_of(item: pytest.Item) -> Demands:
+    """Return what the markers and the run ask of a test; read again where a fixture adds a marker.
+
+    Raises pytest's failure for a marker that cannot be read.
+    """
+    marks = _memory_marks(item)
+    cached = item.stash.get(DEMANDS, None)
+    if cached is not None and cached[0] == marks:
+        return cached[1]
+    settings = item.config.stash[RUN].settings
+    with bad_argument_fails(item):
+        demands = read_markers(item, settings.allowance)
+    if settings.baseline_all_bytes and not demands.baseline and isinstance(item, pytest.Function):
+        demands = replace(demands, baseline=True, least_bytes=settings.baseline_all_bytes)
+    item.stash[DEMANDS] = marks, demands
+    return demands
+
+
+def has_new_marks(item: pytest.Item) -> bool:
+    """Return whether a test has other markers than those that were read."""
+    return _memory_marks(item) != (item.stash[DEMANDS][0] if DEMANDS in item.stash else [])
+
+
+def _memory_marks(item: pytest.Item) -> list[pytest.Mark]:
+    return [mark for mark in item.iter_markers() if mark.name in (BUDGET, BASELINE)]
+
+
+@contextlib.contextmanager
+def bad_argument_fails(item: pytest.Item) -> Iterator[None]:
+    """Fail a test whose markers cannot be used."""
+    try:
+        yield
+    except MarkerError as error:
+        item.stash[BAD_ARGUMENT] = True
+        raise pytest.fail.Exception(f"{plain_nodeid(item)}: {error}", pytrace=False) from None
+
+
+def argument_problem(item: pytest.Item) -> str:
+    """Return what is wrong with the arguments of a test's markers; ``""`` when nothing is."""
+    try:
+        read_markers(item, item.config.stash[RUN].settings.allowance)
+    except MarkerError as error:
+        return f"{plain_nodeid(item)}: {error}"
+    return ""
 
 
 def closest_first(item: pytest.Item, name: str) -> Iterator[pytest.Mark]:

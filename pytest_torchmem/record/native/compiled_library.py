@@ -19,13 +19,16 @@ from typing import Final
 
 from packaging.version import Version
 
-from pytest_torchmem.building.cache import cache_root, digest, make_once, unfinished
-from pytest_torchmem.building.cpp import (
+from pytest_torchmem.building import (
     BuildError,
+    cache_root,
     compile_sources,
+    digest,
     find_compiler,
+    make_once,
     options_of_torch,
     run_compiler,
+    unfinished,
 )
 
 SHIPPED: Final = Path(__file__).with_name("shipped")

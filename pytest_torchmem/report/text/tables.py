@@ -19,7 +19,7 @@ from pytest_torchmem.values.contributors import (
     Contributor,
     common_module,
 )
-from pytest_torchmem.values.findings import LineDifference, words
+from pytest_torchmem.values.findings import DifferenceKind, LineDifference, words
 from pytest_torchmem.values.measured import RENAMED, BaselineChange, MeasuredTest
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.units import (
@@ -74,7 +74,9 @@ def lines_table(
 
 def line_word(line: LineDifference) -> str:
     """Return how the line differs, by its largest part: ``new``, ``grown``, ``lives longer``."""
-    return str(line.parts[0].kind.value)
+    largest = line.parts[0]
+    kind = DifferenceKind.GROWN if largest.is_larger_now else largest.kind
+    return str(kind.value)
 
 
 def composition(line: LineDifference) -> str:

@@ -191,6 +191,15 @@ def test_what_is_read_is_no_cause_of_what_is_made():
     assert sentence.endswith("+32.0 MiB of parameter in net.fc.weight, there before and read now")
 
 
+def test_a_wider_model_of_a_fixture_is_larger_not_read_for_the_first_time():
+    narrow, wide = (
+        Contributor(Category.PARAMETER, size * MiB, 1, "", "net.fc.weight", None, Phase.PREEXISTING)
+        for size in (32, 48)
+    )
+    sentence = against(measured(live(MiB), narrow), measured(live(MiB), wide)).sentence
+    assert sentence.endswith("+16.0 MiB of parameter in net.fc.weight, there before and larger now")
+
+
 def test_what_got_another_label_is_a_note_and_fails_only_a_limit():
     before = measured(live(4 * MiB, "temporary"), live(9 * MiB, "gradient", "aten::add"))
     after = measured(live(4 * MiB, "activation"), live(9 * MiB, "gradient", "aten::add"))

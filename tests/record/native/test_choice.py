@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.building.cpp import BuildError, find_compiler
+from pytest_torchmem.building import BuildError, find_compiler
 from pytest_torchmem.record.native import compiled_library
 from pytest_torchmem.record.native.choice import Choice
 from pytest_torchmem.record.native.compiled_library import (
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 CHOOSE = """
 import json, torch
-from pytest_torchmem.record.native import choice, compiled_library, self_test
+from pytest_torchmem.record.native import choice, compiled_library
 {before}
 said = []
 made = choice.Choice.of_process(said.append)
@@ -314,7 +314,7 @@ path.parent.mkdir(parents=True)
             "memory has no source lines: the frames of Python .* are not known",
         ),
         (
-            "self_test._calls = lambda frame, line: [('f', 'a.py', 1)]",
+            "choice._calls = lambda frame, line: [('f', 'a.py', 1)]",
             r"no source lines: .* was seen where f \(a.py:1\) ran",
         ),
     ],
@@ -324,7 +324,7 @@ def test_without_stacks_all_else_is_recorded(
 ) -> None:
     machine.compiler(f"cp {library} $out")
     again = (
-        "\nlibrary = choice.Choice.of_process().library\nassert not self_test.tried(library).memory"
+        "\nlibrary = choice.Choice.of_process().library\nassert not choice.tried(library).memory"
     )
     chosen = machine.choose(before=before + again)
     assert chosen.path == str(machine.cached)

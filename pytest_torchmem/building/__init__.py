@@ -1,1 +1,0 @@
-"""Building: our C++ is compiled once, where it is first needed, into a cache."""
