@@ -40,7 +40,7 @@ ROOMS: Final = ("pytest_torchmem",)
 TESTS: Final = (
     *("tests/analysis", "tests/cli", "tests/measuring", "tests/plugin"),
     *("tests/record", "tests/report/text", "tests/store", "tests/values"),
-    *("tests/test_contexts.py", "tests/test_outputs_agree.py"),
+    *("tests/test_building.py", "tests/test_contexts.py", "tests/test_outputs_agree.py"),
 )
 _SWAPPED: Final[dict[type[ast.AST], type[ast.AST]]] = {
     ast.Lt: ast.LtE,

@@ -306,7 +306,7 @@ class LineDifference(JsonFields):
 
     @property
     def place(self) -> CodeLines | None:
-        """Where it is; None for what no line made."""
+        """Its file and lines; None for what no line made."""
         source = self.parts[0].contributor.source
         if self.changed or source is None:
             return self.changed

@@ -113,7 +113,7 @@ class Window(JsonFields):
 
     @property
     def changed_since(self) -> tuple[CodeLines, ...]:
-        """Where code has changed since the baseline, as far as a sentence names it."""
+        """The code that has changed since the baseline, as far as a sentence names it."""
         return tuple(place for finding in self.findings for place in finding.changed_since)
 
     @property

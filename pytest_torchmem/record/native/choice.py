@@ -171,7 +171,7 @@ def _in_short(error: BuildError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What the library sees wrong, in words; ``""`` where nothing is.
+    """The faults of what the library sees, in words; ``""`` where there is none.
 
     Attributes:
         memory: Of operators and memory.

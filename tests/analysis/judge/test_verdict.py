@@ -196,8 +196,11 @@ def test_a_wider_model_of_a_fixture_is_larger_not_read_for_the_first_time():
         Contributor(Category.PARAMETER, size * MiB, 1, "", "net.fc.weight", None, Phase.PREEXISTING)
         for size in (32, 48)
     )
-    sentence = against(measured(live(MiB), narrow), measured(live(MiB), wide)).sentence
-    assert sentence.endswith("+16.0 MiB of parameter in net.fc.weight, there before and larger now")
+    verdict = against(measured(live(MiB), narrow), measured(live(MiB), wide))
+    assert verdict.sentence.endswith(
+        "+16.0 MiB of parameter in net.fc.weight, there before and larger now"
+    )
+    assert line_word(verdict.lines[0]) == "grown"
 
 
 def test_what_got_another_label_is_a_note_and_fails_only_a_limit():
