@@ -34,7 +34,7 @@ const Names kHeavy = {
 };
 
 // They are named like heavy ones.
-const Names kLight = {"linalg_vector_norm", "linalg_cross", "linalg_diagonal"};
+const Names kLight = {"linalg_vector_norm", "linalg_cross", "linalg_diagonal", "_convert_indices*"};
 
 const std::pair<Indexed, Names> kIndexed[] = {
     {Indexed::kAxis,
@@ -56,7 +56,8 @@ const Names kCompares = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isposinf"
 const Names kTellShape = {"nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive",
                           "unique_dim_consecutive"};
 
-const Names kPick = {"index", "index_select", "gather", "embedding", "take", "masked_select"};
+const Names kPick = {"index", "index_select", "gather", "embedding", "take", "masked_select",
+                     "_embedding_bag", "_embedding_bag_forward_only"};
 
 const Names kChoose = {"topk", "sort", "argsort", "argmax", "argmin", "max", "min", "kthvalue", "median",
                        "nanmedian", "multinomial", "mode"};

@@ -46,7 +46,7 @@ Operators& operators_of() {
 // What only makes, describes or moves tensors whose parts are tensors of other operators.
 const std::vector<std::string> kOnlyMade = {
     "aten::_sparse_coo_tensor", "aten::_sparse_compressed_tensor", "aten::sparse_resize",
-    "aten::_coalesce", "aten::clone", "aten::copy_", "aten::zero_", "aten::resize",
+    "aten::_coalesce", "aten::clone", "aten::copy_", "aten::zero_", "aten::resize", "aten::q_per_channel",
 };
 
 // Operators of strided tensors that make a nested or a quantized one.
@@ -94,8 +94,8 @@ std::vector<at::Tensor> parts_of_any(const at::Tensor& tensor) {
 // The same of a tensor of the GPU; none of any other.
 std::vector<at::Tensor> parts_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return {};
-  const bool has_parts = is_on_gpu(tensor) || tensor.is_quantized() || tensor.layout() == at::kSparse || is_compressed(tensor) ||
-                         (tensor.is_nested() && tensor.layout() == at::kStrided);
+  const bool has_parts = is_on_gpu(tensor) || tensor.is_quantized() || tensor.layout() == at::kSparse ||
+                         is_compressed(tensor) || (tensor.is_nested() && tensor.layout() == at::kStrided);
   return has_parts ? parts_of_any(tensor) : std::vector<at::Tensor>();
 }
 
@@ -150,12 +150,17 @@ std::vector<at::Tensor> tensors_of(const IValue& value) {
   return value.isTensorList() ? value.toTensorVector() : std::vector<at::Tensor>();
 }
 
-void deliver(const at::Tensor& from, const at::Tensor& to, bool exact, bool rests_on_missing) {
+// What is known of the tensors that a call was given.
+struct Known {
+  bool exact = true, missing = false;
+};
+
+void deliver(const at::Tensor& from, const at::Tensor& to, Known known) {
   if (!from.defined() || from.sizes() != to.sizes()) return forget_values(to);
   at::Tensor there = on_host(to);
   at::_ops::copy_::redispatch(c10::DispatchKeySet(DispatchKey::CPU), there, from, false);
-  if (!exact) make_finite(there);
-  note_values(to, exact, rests_on_missing);
+  if (!known.exact) make_finite(there);
+  note_values(to, known.exact, known.missing);
 }
 
 // One call: computed on the host before the GPU's kernel runs, which may change what it is given.
@@ -163,16 +168,21 @@ class PartsCall {
  public:
   PartsCall(const Handle& handle, bool on_cpu, DispatchKey host_key, const Stack& arguments) {
     bool small = on_cpu;
-    const Rule rule = rule_of(handle.operator_name().name);
+    const std::string& name = handle.operator_name().name;
+    is_sum_ = name.rfind("aten::add", 0) == 0 || name.rfind("aten::sub", 0) == 0;
+    const Rule rule = rule_of(name);
     for (size_t at = 0; at < arguments.size(); ++at) {
       const bool counts = !handle.schema().arguments()[at].is_out() &&
                           !leaves_out(handle.schema(), arguments, at);
       for (const at::Tensor& tensor : tensors_of(arguments[at])) {
-        for (const at::Tensor& part : parts_of(tensor)) {
+        const std::vector<at::Tensor> parts = parts_of(tensor);
+        for (size_t number = 0; number < parts.size(); ++number) {
+          const at::Tensor& part = parts[number];
           small = small && bytes_of(part) <= rule.most_bytes(part.scalar_type());
           if (small && counts) compute_deferred(part);
-          exact_ = exact_ && small && (!counts || is_exact(part));
-          missing_ = missing_ || (counts && is_missing(part));
+          Known& known = number && tensor.layout() != at::kStrided ? places_ : values_;
+          known.exact = known.exact && small && (!counts || is_exact(part));
+          known.missing = known.missing || (counts && is_missing(part));
           given_.push_back(part.const_data_ptr());
         }
       }
@@ -190,8 +200,8 @@ class PartsCall {
   }
 
   void finish(const Stack& returned) const {
-    // How many elements there are rests on what nobody computed.
-    if (missing_ && element_count() >= 0) torchmem_note_decision();
+    // How many elements there are rests on where those are that it was given, and not on their values.
+    if (places_.missing && element_count() >= 0) torchmem_note_decision();
     const Unobserved unobserved;
     for (size_t at = 0; at < returned.size(); ++at) {
       const auto targets = tensors_of(returned[at]);
@@ -223,7 +233,7 @@ class PartsCall {
     if (target.is_nested()) {
       const auto computed = same_kind ? parts_of_any(result) : std::vector<at::Tensor>();
       for (size_t at = 0; at < parts.size(); ++at) {
-        deliver(at < computed.size() ? computed[at] : at::Tensor(), parts[at], exact_, missing_);
+        deliver(at < computed.size() ? computed[at] : at::Tensor(), parts[at], known_of(0));
       }
       return;
     }
@@ -233,7 +243,15 @@ class PartsCall {
     const bool ordered = parts.size() == 1 || !was_given(parts[1]) ||
                          at::_ops::equal::call(computed[1], on_host(parts[1]));
     if (!ordered) return forget_values(parts[0]);
-    for (size_t at = 0; at < parts.size(); ++at) deliver(computed[at], parts[at], exact_, missing_);
+    // Of a sum the GPU keeps the elements of both: operators of strided tensors have put them together.
+    if (is_sum_ && parts.size() == 2 && computed[0].sizes() != parts[0].sizes()) return;
+    for (size_t at = 0; at < parts.size(); ++at) deliver(computed[at], parts[at], known_of(at));
+  }
+
+  // Values rest on the places, too, and places on places alone.
+  Known known_of(size_t part) const {
+    if (part) return places_;
+    return {values_.exact && places_.exact, values_.missing || places_.missing};
   }
 
   bool was_given(const at::Tensor& part) const {
@@ -242,7 +260,8 @@ class PartsCall {
 
   Stack results_;
   std::vector<const void*> given_;
-  bool exact_ = true, missing_ = false;
+  Known values_, places_;
+  bool is_sum_ = false;
 };
 
 template <DispatchKey key, DispatchKey host_key>
@@ -282,8 +301,8 @@ void run_coalesce(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) 
   if (made.unsafeGetTensorImpl() == sparse.unsafeGetTensorImpl()) return;
   const Unobserved unobserved;
   const bool exact = known && is_exact(sparse._values());
-  deliver(known ? computed._indices() : computed, made._indices(), true, false);
-  deliver(known ? computed._values() : computed, made._values(), exact, is_missing(sparse._values()));
+  deliver(known ? computed._indices() : computed, made._indices(), {});
+  deliver(known ? computed._values() : computed, made._values(), {exact, is_missing(sparse._values())});
 }
 
 // A nested tensor's random numbers are drawn by operators of its strided parts.
