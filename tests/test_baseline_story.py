@@ -410,10 +410,10 @@ def an_entry_is_retired(project: Project) -> None:
     remove = "--torchmem-update-baseline", "--torchmem-accept=unused"
     project.pytest(*remove, "-k", "loss")
     assert len(project.stored(CPU_13)) == 4  # a run of a part cannot know
-    assert "unused: test_generate: no test asked for it; kept" in project.pytest(UPDATE)
+    assert "unused: test_generate: no test uses it; kept" in project.pytest(UPDATE)
     for device, environment in (("cpu", CPU_13), ("cuda", GPU_13)):
         told = project.accept(*remove, f"-otorchmem_device={device}", entries=2)
-        assert "unused: test_generate: no test asked for it; removed" in told
+        assert "unused: test_generate: no test uses it; removed" in told
         assert project.stored(environment) == [
             "test_forward_pass: 50",
             "test_loss: 80",

@@ -62,6 +62,22 @@ def dead_links(page: Path) -> list[str]:
     return [link for link in links if ":" not in link and not (page.parent / link).exists()]
 
 
+def dead_anchors(page: Path) -> list[str]:
+    """The links of a page to headings that are not there."""
+    links = re.findall(r"\]\(([^)#\s]*\.md|)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    return [
+        f"{file}#{name}"
+        for file, name in links
+        if name not in anchors(page.parent / (file or page.name))
+    ]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub and the site give to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def missing_files(page: Path) -> list[str]:
     """The files of the repository or the package that a page names and that are not there."""
     named = re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text(encoding="utf-8"))
@@ -82,6 +98,7 @@ def test_a_file_that_has_moved_would_be_noticed(tmp_path):
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
 def test_every_link_leads_to_a_file(page):
     assert dead_links(page) == []
+    assert dead_anchors(page) == []
 
 
 def test_the_index_names_every_page_and_the_decisions_are_numbered_once():
@@ -110,6 +127,10 @@ def test_a_dead_link_would_be_noticed(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("[here](page.md), [there](gone.md#part), [far](https://pytest.org)\n")
     assert dead_links(page) == ["gone.md"]
+    page.write_text(
+        "# `Its` part\n[a](#its-part) [b](page.md#its-part) [c](#gone) [d](page.md#too)\n"
+    )
+    assert dead_anchors(page) == ["#gone", "page.md#too"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

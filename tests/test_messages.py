@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from pytest_torchmem.store.baseline_file import FORMAT
 from pytest_torchmem.values import errors
 from pytest_torchmem.values.findings import FindingKind
 
@@ -32,3 +33,9 @@ def test_each_slug_is_a_heading_of_the_page():
 
 def test_an_error_ends_with_its_slug():
     assert str(errors.SizeError("what happened")) == "what happened [bad-size]"
+
+
+def test_the_page_of_baselines_names_the_format_that_is_written():
+    page = (MESSAGES.parent / "baseline-format.md").read_text(encoding="utf-8")
+    numbers = re.findall(r'(?:"format":|format above has the number) (\d+)', page)
+    assert numbers == [str(FORMAT)] * 2

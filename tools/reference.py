@@ -15,7 +15,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 
 HEAD = """# Options
 
-An option is for one run and typed, a setting is for the project and stands in its ini file.
+An option is typed for one run; a setting stands in the ini file of the project.
 `-o torchmem_device=cpu` types a setting for one run. Where both exist, the option wins over the
 setting, which wins over the default. `pytest --help` shows the same lists: this page is written by
 `tools/reference.py`, and [0026](decisions/0026-twelve-options.md) says why a name is where it is.

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from statistics import median_low
 from typing import Final
 
 import numpy as np
@@ -200,7 +199,8 @@ class Footprint(GpuQuestions):
         rows = self._retained_at(ranks[-1])
         step = np.searchsorted(ranks, self.storages.born[rows], side="left")
         kept_bytes = np.bincount(step, self.storages.size_bytes[rows], minlength=len(ranks))
-        least = min(median_low(added), int(median_low(kept_bytes[1 : len(ranks) - 1].tolist())))
+        made_and_kept = (added, kept_bytes[1 : len(ranks) - 1])
+        least = min(int(np.percentile(steps, 50, method="lower")) for steps in made_and_kept)
         if least <= 0:
             return 0
         risen_bytes = sum(origin.size_bytes for origin in self._risen(ranks))

@@ -9,22 +9,20 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_torchmem.analysis.caching_allocator.allocator_run import (
-    AllocatorRun,
-    Fit,
-    fits,
-    simulate,
-)
-from pytest_torchmem.analysis.caching_allocator.allocator_settings import AllocatorSettings
 from pytest_torchmem.analysis.caching_allocator.requests import Requests
 from pytest_torchmem.analysis.storages.evidence import Evidence
 from pytest_torchmem.values.findings import COUNTERS
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_size, parse_size
+
+if TYPE_CHECKING:  # few tests ask
+    from pytest_torchmem.analysis.caching_allocator.allocator_run import AllocatorRun, Fit
+    from pytest_torchmem.analysis.caching_allocator.allocator_settings import AllocatorSettings
 
 
 class GpuQuestions(abc.ABC):
@@ -47,6 +45,8 @@ class GpuQuestions(abc.ABC):
         ``.peak.reserved`` of the answer is what ``torch.cuda.max_memory_reserved()`` would say.
         Raises `AllocatorSettingsError` and `SizeError`.
         """
+        from pytest_torchmem.analysis.caching_allocator.allocator_run import simulate
+
         capacity_bytes = None if capacity is None else parse_size(capacity)
         return simulate(self.allocator_requests, _parsed(settings), capacity_bytes)
 
@@ -56,6 +56,8 @@ class GpuQuestions(abc.ABC):
         The answer is true or false, and as text a sentence with the numbers that decide. Raises
         what `simulate` raises.
         """
+        from pytest_torchmem.analysis.caching_allocator.allocator_run import fits
+
         return fits(self.allocator_requests, parse_size(capacity), _parsed(settings))
 
 
@@ -103,4 +105,6 @@ def with_counters(
 
 
 def _parsed(settings: AllocatorSettings | str) -> AllocatorSettings:
+    from pytest_torchmem.analysis.caching_allocator.allocator_settings import AllocatorSettings
+
     return AllocatorSettings.parse(settings) if isinstance(settings, str) else settings

@@ -120,7 +120,8 @@ class Calibration(JsonFields):
         """Yield what there is to say."""
         yield f"{self.real} beside {self.simulated}"
         if self.first_other:
-            yield f"of {self.count:,} allocations number {self.first_other:,} is the first other"
+            number = f"number {self.first_other:,}"
+            yield f"of {self.count:,} allocations {number} is the first that differs"
         else:
             yield f"all {self.count:,} allocations are equal, in their order"
         for name, real in self.real.peaks.items():

@@ -17,12 +17,7 @@ from typing import Final
 
 from pytest_torchmem import __version__
 from pytest_torchmem.cli import bisecting, calibrating, diff, show
-from pytest_torchmem.cli.inputs import (
-    converted,
-    read_measurements,
-    read_recordings,
-    read_reports,
-)
+from pytest_torchmem.cli.inputs import converted, read_measurements, read_recordings, read_reports
 from pytest_torchmem.report.history import history_page, history_plots, history_table
 from pytest_torchmem.report.text.tables import ANY_WIDTH, log_line
 from pytest_torchmem.report.writing import write_run
@@ -97,7 +92,7 @@ def _say(text: str, coloured: bool = False) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="torchmem",
-        description="Look at measured memory.",
+        description="Read results, baselines and recordings of memory.",
         epilog="exit codes: those of the command, 2 bad input, 3 a fault of torchmem",
     )
     parser.add_argument("--version", action="version", version=f"torchmem {__version__}")
@@ -115,29 +110,24 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         description="Compare two results files, baseline files, or folders of either.",
         epilog=_DIFF_EPILOG,
     )
-    command.add_argument("before", type=Path, metavar="A")
-    command.add_argument("after", type=Path, metavar="B")
-    command.add_argument("--tolerance", default="2%", help="default: 2%%")
-    command.add_argument("--floor", default=_FLOOR, help="default: 5%% up to 1MiB")
-    command.add_argument("--format", choices=("text", "json"), default="text")
-    command.add_argument("--all", action="store_true", help="show what is the same, too")
-    command.add_argument(
-        "-o", "--output", type=Path, help="write a page, too: timelines over each other (.html)"
-    )
+    add = command.add_argument
+    add("before", type=Path, metavar="A", help="what was before: a file or a folder")
+    add("after", type=Path, metavar="B", help="what came after: a file or a folder")
+    add("--tolerance", default="2%", help="how much a number may grow (default: 2%%)")
+    add("--floor", default=_FLOOR, help="a smaller growth is none (default: 5%% up to 1MiB)")
+    add("--format", choices=("text", "json"), default="text", help="default: text")
+    add("--all", action="store_true", help="also show what is the same")
+    add("-o", "--output", type=Path, help="also write a page (.html) with both timelines")
     command.set_defaults(run=_diff)
 
 
 def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("show", help="what a file holds, as text", epilog=_EPILOG)
-    command.add_argument("file", type=Path)
-    command.add_argument(
-        "test", nargs="?", default="", help="tests with this in their name, in full"
-    )
-    command.add_argument(
-        "--operators",
-        action="store_true",
-        help="what ran at the peak, and operators with their memory and time; of a trace, too",
-    )
+    add = command.add_argument
+    add("file", type=Path, metavar="FILE", help="results, a baseline, a recording or a snapshot")
+    add("test", nargs="?", default="", metavar="TEST", help="a part of names: these in full")
+    operators = "show what ran at the peak, and operators with their memory and time"
+    add("--operators", action="store_true", help=operators)
     _add_device_of_snapshot(command)
     command.set_defaults(run=_show)
 
@@ -151,22 +141,16 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "operator, module and line that allocated it.",
         epilog="exit codes: 0 printed, 2 bad input",
     )
-    command.add_argument("trace", type=Path)
-    command.add_argument("--category", choices=[c.value for c in Category], help="only this one")
-    command.add_argument("--module", default="", help="only modules with this in their path")
-    command.add_argument(
-        "--at", metavar="TIME", help="only what is alive then: peak, or a time in milliseconds"
-    )
-    command.add_argument(
-        "--pass",
-        metavar="FILE:FUNCTION",
-        action="append",
-        default=[],
-        dest="passes",
-        help="a category pass of your own, such as conftest.py:kv_cache; the file is run",
-    )
-    command.add_argument("--device", default="", help="default: the one the trace was recorded for")
-    command.add_argument("--format", choices=("text", "json"), default="text")
+    add = command.add_argument
+    add("trace", type=Path, metavar="TRACE", help="a recording of save_trace")
+    add("--category", choices=[c.value for c in Category], help="only storages of this category")
+    add("--module", default="", help="only storages of modules with this in their path")
+    add("--at", metavar="TIME", help="only what is alive then: peak, or milliseconds")
+    own_pass = "your own category pass, such as conftest.py:kv_cache; this runs the file"
+    form = "FILE:FUNCTION"
+    add("--pass", metavar=form, action="append", default=[], dest="passes", help=own_pass)
+    add("--device", default="", help="default: the one that was recorded")
+    add("--format", choices=("text", "json"), default="text", help="default: text")
     command.set_defaults(run=_explain)
 
 
@@ -178,9 +162,10 @@ def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "changes, or a plot for each test whose name contains TEST.",
         epilog=_EPILOG,
     )
-    command.add_argument("test", nargs="?", default="", metavar="TEST")
-    command.add_argument("-C", "--folder", type=Path, default=Path(), help="default: this folder")
-    command.add_argument("-o", "--output", type=Path, help="write a page (.html) with all plots")
+    add = command.add_argument
+    add("test", nargs="?", default="", metavar="TEST", help="a part of names: draw these tests")
+    add("-C", "--folder", type=Path, default=Path(), help="the project (default: this folder)")
+    add("-o", "--output", type=Path, help="write a page (.html) with all plots")
     command.set_defaults(run=_history)
 
 
@@ -204,15 +189,14 @@ def _add_bisect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "bisect",
         help="which commit moved a test's peak",
         description="Find the commit that moved a test's peak: git bisect, in a worktree of its "
-        "own, runs the test alone and measures it. What is not committed is not looked at.",
+        "own, runs the test alone and measures it. Uncommitted changes are ignored.",
         epilog="exit codes: 0 found, 2 bad input, or the peak did not move",
     )
-    command.add_argument("test", metavar="TEST", help="the test's node id")
-    command.add_argument(
-        "--good", default="", help="default: the commit that accepted the test's baseline last"
-    )
-    command.add_argument("--bad", default="HEAD", help="default: HEAD")
-    command.add_argument("-C", "--folder", type=Path, default=Path(), help="default: this folder")
+    add = command.add_argument
+    add("test", metavar="TEST", help="the test's node id")
+    add("--good", default="", help="default: the commit that last accepted the test's baseline")
+    add("--bad", default="HEAD", help="default: HEAD")
+    add("-C", "--folder", type=Path, default=Path(), help="the project (default: this folder)")
     command.set_defaults(run=_bisect)
 
 
@@ -231,15 +215,16 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "folder; for a stored trace also .perfetto.json and .pickle (for memory_viz).",
         epilog=_EPILOG,
     )
-    command.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    command.add_argument(
+    add = command.add_argument
+    add("files", type=Path, nargs="+", metavar="FILE", help="results, or one recording")
+    add(
         *("-o", "--output"),
         type=Path,
         action="append",
         required=True,
         help="what to write; several times for several reports",
     )
-    command.add_argument("--test", default="", help="the test of this id, or those with this in it")
+    add("--test", default="", help="only the test of this id, or those with this in it")
     _add_device_of_snapshot(command)
     command.set_defaults(run=_report)
 
@@ -247,14 +232,16 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _add_fits(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "fits",
-        help="whether traces would fit into a GPU",
+        help="whether traces fit on a GPU",
         description="Run torch's CUDA caching allocator, simulated, over stored traces of any "
-        "device, and say whether a GPU with this much memory for it would do.",
+        "device, and say whether they fit into so much memory.",
         epilog=_FITS_EPILOG,
     )
-    command.add_argument("traces", type=Path, nargs="+", metavar="TRACE")
     command.add_argument(
-        "--capacity", required=True, metavar="SIZE", help="what the allocator can have: 24GiB"
+        "traces", type=Path, nargs="+", metavar="TRACE", help="recordings or snapshots"
+    )
+    command.add_argument(
+        "--capacity", required=True, metavar="SIZE", help="the memory of the allocator: 24GiB"
     )
     _add_gpu_options(command)
     command.set_defaults(run=_fits)
@@ -268,7 +255,7 @@ def _add_reserved(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "device, and print what its counters would peak at.",
         epilog="exit codes: 0 printed, 2 bad input",
     )
-    command.add_argument("trace", type=Path)
+    command.add_argument("trace", type=Path, metavar="TRACE", help="a recording or a snapshot")
     _add_gpu_options(command)
     command.set_defaults(run=_reserved)
 
@@ -282,22 +269,21 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "not run.",
         epilog="exit codes: those of the command, 2 when it could not be started",
     )
-    command.add_argument("--gpu", default="H100", help="default: H100; also H100x8, L4, T4, ...")
-    command.add_argument(
+    add = command.add_argument
+    add("--gpu", default="H100", help="default: H100; also H100x8, L4, T4, ...")
+    add(
         "--world",
         default="",
         metavar="N",
-        help="run one rank of a job of N alone, and assume that each other rank does the same",
+        help="run one rank of N, and assume that every other rank does the same",
     )
-    command.add_argument("--rank", default="", metavar="R", help="the rank to run; default: 0")
-    command.add_argument("--torch", default="", metavar="RELEASE", help="default: as installed")
-    command.add_argument(
-        "--fetch", action="store_true", help="fetch torch's CUDA build once, where it is missing"
+    add("--rank", default="", metavar="R", help="the rank to run; default: 0")
+    add("--torch", default="", metavar="RELEASE", help="default: as installed")
+    add("--fetch", action="store_true", help="fetch torch's CUDA build if it is missing")
+    add(
+        "--patience", type=float, default=900, metavar="S", help="seconds for a fetch; default: 900"
     )
-    command.add_argument(
-        "--patience", type=float, default=900, metavar="S", help="seconds a fetch may take (900)"
-    )
-    command.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
+    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run")
     command.set_defaults(run=_simulate)
 
 
@@ -305,31 +291,36 @@ def _add_calibrate(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     command = commands.add_parser(
         "calibrate",
         help="compare a GPU with its simulation",
-        description="Run some twelve small programs, or a command (torchmem calibrate -- python "
+        description="Run twelve small programs, or a command (torchmem calibrate -- python "
         "train.py), on the GPU that is here and on a simulated one, and print which allocations "
         "differ, by operator and line. FILE is what an earlier run wrote; it needs no GPU.",
         epilog="exit codes: 0 all are equal, 1 some are not, 2 bad input",
     )
-    command.add_argument("--out", type=Path, metavar="FILE", help="write it to attach to an issue")
-    command.add_argument("--gpu", default="", help="default: as the real one describes itself")
-    command.add_argument("what", nargs=argparse.REMAINDER, metavar="FILE | -- COMMAND")
+    add = command.add_argument
+    add("--out", type=Path, metavar="FILE", help="also write the result, to attach to an issue")
+    add("--gpu", default="", help="default: what the real one says of itself")
+    add(
+        "what",
+        nargs=argparse.REMAINDER,
+        metavar="FILE | -- COMMAND",
+        help="a file of --out, or what to run",
+    )
     command.set_defaults(run=_calibrate)
 
 
 def _add_device_of_snapshot(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--device", default="", help="of a snapshot; default: each of its devices")
+    command.add_argument("--device", default="", help="a device of a snapshot (default: each)")
 
 
 def _add_gpu_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--settings", default="", help="as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True"
-    )
-    command.add_argument(
-        "--device",
+    add = command.add_argument
+    add(
+        "--settings",
         default="",
-        help="default: the one the trace was recorded for, and each one of a snapshot",
+        help="written as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True",
     )
-    command.add_argument("--format", choices=("text", "json"), default="text")
+    add("--device", default="", help="default: the one that was recorded, and each of a snapshot")
+    add("--format", choices=("text", "json"), default="text", help="default: text")
 
 
 def _diff(options: argparse.Namespace) -> Exit:
@@ -509,11 +500,11 @@ def _calibrate(options: argparse.Namespace) -> Exit:
     if separator and separator != ["--"]:
         if command:
             raise ReportError(
-                "one FILE and nothing behind it, options first; a command follows two dashes: "
+                "give one FILE alone, or options and a command after two dashes: "
                 "torchmem calibrate --out FILE -- python train.py"
             )
         if options.out or options.gpu:
-            raise ReportError("a FILE is only shown: --out and --gpu are for what is run")
+            raise ReportError("a FILE is only shown; --out and --gpu are for a run")
         calibration = calibrating.read_calibration(Path(*separator))
     else:
         calibration = calibrating.calibrate(command, options.gpu)

@@ -147,8 +147,8 @@ class Measure(Region):
         else:
             if self._expected.device and (own := self._new_measurement().device) != outer.device:
                 raise RecordingError(
-                    f"{self.shown_name!r} asks for {own} within a measurement of "
-                    f"{outer.device}, and is a part of that; measure one after the other"
+                    f"{self.shown_name!r} cannot measure {own} within a measurement of "
+                    f"{outer.device}; measure one after the other"
                 )
             self._measurement, self._steps_of = outer, f"steps of region {len(outer.regions)}"
             self._region = self._stack.enter_context(outer.region(self.name, self._steps_of))

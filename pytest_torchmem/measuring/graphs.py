@@ -48,7 +48,7 @@ def estimate_graph(
 
     if backward is not None:
         if is_releasable is not None:
-            raise MarkerError("estimate, is_releasable: of a pair everything is released in time")
+            raise MarkerError("estimate, is_releasable: leave it out for a pair of graphs")
         pair = fx_graphs.read_pair(graph, backward)
         return Estimate.of(join_pair(*pair, _device_of(pair, device)))
     read = fx_graphs.read_graph(graph)

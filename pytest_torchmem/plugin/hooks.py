@@ -72,8 +72,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         start_again(early_config)
     elif is_overridden(early_config, "world"):  # what an ini file asks for may wait
         raise pytest.UsageError(
-            "-o torchmem_world: a world is a job on simulated GPUs; give --torchmem-simulate=H100 "
-            "as well [bad-argument]"
+            "-o torchmem_world needs a simulated GPU; add --torchmem-simulate=H100 [bad-argument]"
         )
     asks_to_store = typed.torchmem_ask and typed.torchmem_update_baseline
     is_worker_of_xdist = "PYTEST_XDIST_WORKER" in os.environ  # its controller asks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -12,6 +13,12 @@ import torch
 from pytest_torchmem.record.torch_api import allocator, autograd, fake_tensors, profiler
 from pytest_torchmem.values.errors import DeviceError, DeviceNameError
 from pytest_torchmem.values.units import KiB, MiB, device_text
+
+
+@cache
+def device_name(device: torch.device) -> str:
+    """``cpu`` or ``cuda:1``; the CPU has one memory, whatever index torch gives it."""
+    return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
 
 
 def find_device(name: str | None = None) -> torch.device:
@@ -267,13 +274,12 @@ class CounterReader:
                 torch.cuda.empty_cache()
             allocator.reset_peak_memory_stats(self._device)
             self.before = self._read("current")
-            self.before |= {"pinned": allocator.pinned_bytes(self._device).get("current", 0)}
+            self.before |= allocator.pinned_counters(self._device)
 
     def stop(self) -> None:
         if self._device.type != "cpu":
             self.peaks = self._read("peak")
-            pinned = allocator.pinned_bytes(self._device)
-            self.peaks |= {"pinned": pinned.get("peak", 0), "kept": pinned.get("current", 0)}
+            self.peaks |= allocator.pinned_counters(self._device)
 
     def _read(self, what: str) -> dict[str, int]:
         stats = allocator.memory_stats(self._device)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
+import sysconfig
 from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import torch
@@ -119,3 +123,22 @@ def group_rank(group: ProcessGroup | None = None) -> tuple[int, int] | None:
     if not (dist.is_available() and dist.is_initialized()):
         return None
     return dist.get_rank(group), dist.get_world_size(group)
+
+
+def library_paths() -> list[str]:
+    """Folders whose frames are not the user's: installed packages, the standard library, ours."""
+    return list(_libraries(tuple(sys.path)))
+
+
+@lru_cache(maxsize=4)
+def _libraries(searched: tuple[str, ...]) -> list[str]:
+    paths = sysconfig.get_paths()
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders.add(str(Path(__file__).resolve().parents[1]))
+    # Packages lie outside of a virtual environment, too, where it sees those of the system.
+    folders.update(e for e in searched if Path(e).name in ("site-packages", "dist-packages"))
+    # torch may lie elsewhere, built from source, or its folder be one of links to where it lies.
+    folders.add(str(Path(torch.__file__).parent))
+    folders.add(str(Path(torch.nn.__file__).resolve().parents[1]))
+    # A link may lead there, and the paths of frames are resolved.
+    return sorted(folders | {str(Path(folder).resolve()) for folder in folders})

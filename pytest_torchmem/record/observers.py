@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from pytest_torchmem.record.native.choice import Choice
 from pytest_torchmem.record.native.library import Library
 from pytest_torchmem.record.native.row_reader import RowReader
-from pytest_torchmem.record.profiled.profiled_observer import ProfiledObserver
 from pytest_torchmem.record.recorded_tables import StringTable, Tables
 from pytest_torchmem.record.torch_api import memory
 from pytest_torchmem.values.errors import RecordingError
@@ -84,7 +83,11 @@ def observer_for(device: torch.device, say: Callable[[str], None] = lambda _: No
     ``say`` is called before the library is compiled, which happens once.
     """
     library = Choice.of_process(say).library_for(device.type, say)
-    return NativeObserver(library) if library else ProfiledObserver()
+    if library:
+        return NativeObserver(library)
+    from pytest_torchmem.record.profiled.profiled_observer import ProfiledObserver
+
+    return ProfiledObserver()
 
 
 def slower_because() -> str:

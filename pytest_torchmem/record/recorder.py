@@ -22,6 +22,7 @@ from pytest_torchmem.record.devices import (
     synchronize,
     workspace_bytes,
 )
+from pytest_torchmem.record.environment import library_paths
 from pytest_torchmem.record.observers import observer_for, slower_because
 from pytest_torchmem.record.owners.live_objects import settle_collector
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
@@ -34,7 +35,6 @@ from pytest_torchmem.record.patches.compiled_code import (
 )
 from pytest_torchmem.record.patches.gloo import GlooWatch
 from pytest_torchmem.record.patches.quiet import quiet
-from pytest_torchmem.record.profiled.python_calls import library_paths
 from pytest_torchmem.record.recorded_tables import Rows
 from pytest_torchmem.record.torch_api import autograd, compiler
 from pytest_torchmem.record.torch_api.compiler import untraced

@@ -75,8 +75,8 @@ def kind_of(path: Path) -> str:
                 f"write {path.with_suffix('.svg').name} instead"
             )
         raise ReportError(
-            f"{path.name} asks for a report of a kind that there is not: the name must end in "
-            f"one of {endings}, or have no ending for a folder"
+            f"{path.name}: no report has this ending; end the name in one of {endings}, or in "
+            "none for a folder"
         )
     return path.suffix
 

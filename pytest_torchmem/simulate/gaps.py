@@ -111,7 +111,7 @@ def inexact_reads_sentence(before: Gaps) -> str:
     return (
         f"the body read values that are not exact on a simulated GPU {_times(reads)}"
         f"{f', first in {line}' if line else ''}; "
-        "a shape or a branch that depends on them may be another one"
+        "a shape or a branch that depends on them may differ"
     )
 
 
@@ -125,7 +125,7 @@ def decision_sentence(before: Gaps) -> str:
     line = _noted_line("torchmem_decision_line", before.decisions)
     return (
         f"a shape, a count or a branch rests {_times(decisions)} on values that a simulated GPU "
-        f"did not compute{f', first in {line}' if line else ''}: a GPU may take any other memory"
+        f"did not compute{f', first in {line}' if line else ''}: a GPU may need other memory"
     )
 
 

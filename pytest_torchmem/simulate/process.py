@@ -98,7 +98,7 @@ def parse_world(size: str, rank: str = "") -> World | None:
         if text and not re.fullmatch(r"\d{1,9}", text):
             raise SimulationError(f"{name} {text!r} is not a number")
     if rank and not size:
-        raise SimulationError(f"rank {rank} of how many? The size of the world is not said")
+        raise SimulationError(f"rank {rank} of how many? Give the size of the world, too")
     return World(int(size), int(rank or 0)) if size else None
 
 

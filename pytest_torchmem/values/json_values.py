@@ -104,7 +104,7 @@ def told_damage(error: Exception) -> str:
         return f"{shown(error.args[0])} is missing"
     if isinstance(error, ValueError):
         return str(error)
-    return "a part of it is of another kind than it must be"
+    return "a part of it has the wrong type"
 
 
 def whole_number(value: object) -> int:

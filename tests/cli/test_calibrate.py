@@ -56,7 +56,7 @@ def test_a_program_on_two_gpus_names_the_line_whose_workspace_differs(
     written = ("--out", "found.json")
     code, lines, _ = on_an_a100(*written, "--gpu", "H100", "--", sys.executable, "prog.py")
     assert code == Exit.DIFFERS
-    assert lines[1] == "of 3 allocations number 3 is the first other"
+    assert lines[1] == "of 3 allocations number 3 is the first that differs"
     assert lines[-1] == "  aten::matmul at prog.py:5: 8519680, simulated 33554432"
     assert lines[2].endswith(f"simulated +{33554432 - 8519680:,} B")
     # Elsewhere, without a GPU and without torch's CUDA build, the file says the same.
@@ -111,9 +111,9 @@ def test_another_file_is_told(command, tmp_path, text, said):
     code, _, err = command("calibrate", tmp_path / "found.json")
     assert (code, said in err) == (Exit.BAD_INPUT, True), err
     code, _, err = command("calibrate", "python", "prog.py")
-    assert (code, "a command follows two dashes" in err) == (Exit.BAD_INPUT, True)
+    assert (code, "a command after two dashes" in err) == (Exit.BAD_INPUT, True)
     code, _, err = command("calibrate", "--gpu", "H100", tmp_path / "found.json")
-    assert (code, "--out and --gpu are for what is run" in err) == (Exit.BAD_INPUT, True)
+    assert (code, "--out and --gpu are for a run" in err) == (Exit.BAD_INPUT, True)
 
 
 def calibration(*places: PlaceSizes, first_other: int = 1) -> Calibration:

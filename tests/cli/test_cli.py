@@ -1,5 +1,6 @@
 """``torchmem diff`` and ``report``: what they print and what they end with."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.cli.main import Exit
+from pytest_torchmem.cli.main import Exit, _parser
 from pytest_torchmem.store.run_reports import RunReport, read_run, render_run
 from pytest_torchmem.values.units import MiB
 from tests.builders import TraceBuilder
@@ -363,3 +364,22 @@ def test_a_number_that_is_none_ends_with_2_and_no_traceback(command, tmp_path):
         assert bad.read_text() != one.read_text()
         code, _, err = command("show", bad)
         assert (code, err.count("\n")) in ((Exit.BAD_INPUT, 1), (Exit.OK, 0)), wrong
+
+
+def arguments_without_help(parser: argparse.ArgumentParser) -> list[str]:
+    actions = parser._actions
+    nested = [a for a in actions if isinstance(a, argparse._SubParsersAction)]
+    found = [a.dest for a in actions if not a.help and a not in nested]
+    return found + [
+        f"{name} {dest}"
+        for one in nested
+        for name, command in one.choices.items()
+        for dest in arguments_without_help(command)
+    ]
+
+
+def test_every_argument_of_every_command_has_help():
+    assert arguments_without_help(_parser()) == []
+    silent = argparse.ArgumentParser(add_help=False)
+    silent.add_argument("file")
+    assert arguments_without_help(silent) == ["file"]

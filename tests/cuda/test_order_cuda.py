@@ -70,7 +70,7 @@ def numbers(folder: Path, *options: str) -> dict[str, Any]:
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), root])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += ["--torchmem-strict", f"--torchmem-report={report}"]
+    command += [f"--torchmem-report={report}"]
     done = subprocess.run(
         [*command, *options],
         cwd=folder,
@@ -84,6 +84,7 @@ def numbers(folder: Path, *options: str) -> dict[str, Any]:
     for test in json.loads(report.read_text(encoding="utf-8"))["tests"]:
         (window,) = test["windows"]
         result = window["result"]
+        assert [spot for spot in result["blind_spots"] if "pinned" not in spot] == []
         del result["peak"]["time_ns"], result["counters"]
         found[test["test"].partition("[")[2].rstrip("]")] = result
     return found

@@ -462,8 +462,9 @@ def test_pinned_memory_is_not_measured_and_said(project):
     project.write(PINNED)
     told, counts = project.run()
     assert counts == {"passed": 1}
-    pinned = "6.0 MiB of pinned host memory were made, of which 4.0 MiB are still there"
+    in_use = 4 if torch.__version__ >= "2.13" else 6  # before, what was freed counts as in use
+    pinned = f"6.0 MiB of pinned host memory were made, of which at most {in_use}.0 MiB are still"
     assert pinned in told
     told, counts = project.run("--torchmem-strict")
     assert counts == {"failed": 1}
-    assert f"not everything was seen: {pinned}" in told
+    assert "not everything was seen: 6.0 MiB of pinned host memory were made" in told

@@ -26,7 +26,7 @@ def test_the_peak_is_that_of_an_unrecorded_run(cuda: torch.device, name: str) ->
     assert result.unexplained_bytes == 0
     assert result.peak.unknown == 0
     assert result.retained.total == 0
-    assert result.blind_spots == ()
+    assert [spot for spot in result.blind_spots if "pinned" not in spot] == []
     assert result.notes == ()
 
 

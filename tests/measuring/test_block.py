@@ -331,7 +331,7 @@ def test_a_part_of_a_measurement_is_on_its_device(monkeypatch):
         "find_device",
         lambda name: torch.device("cuda", 1) if name == "cuda:1" else find(name),
     )
-    with measure(device="cpu"), pytest.raises(RecordingError, match="asks for cuda:1 within"):  # noqa: SIM117
+    with measure(device="cpu"), pytest.raises(RecordingError, match="cannot measure cuda:1 within"):  # noqa: SIM117
         with measure(device="cuda:1"):
             pass
 
@@ -446,5 +446,5 @@ def breaks_in_its_second_step() -> None:
 
 
 def test_a_loop_that_breaks_in_its_second_step_is_told_why_there_is_no_growth():
-    with pytest.raises(LimitError, match="came to the end of one step only: a step that `break`"):
+    with pytest.raises(LimitError, match="ended one step only"):
         breaks_in_its_second_step()

@@ -41,6 +41,7 @@ def ended(measurement: str, after: str, before: str = "") -> tuple[int, str, str
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.nightly("exception", "the last line")
 @pytest.mark.parametrize(("after", "code"), ENDS.values(), ids=ENDS.keys())
 def test_a_measurement_that_nobody_stopped_ends_with_the_program(after: str, code: int):
     got, _, said = ended(BLOCK, after)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_torchmem.record.profiled.python_calls import library_paths
+from pytest_torchmem.record.environment import library_paths
 from pytest_torchmem.values.contributors import Source
 from tests.measured import measured
 

@@ -77,7 +77,7 @@ def test_the_management_library_lists_this_process_with_its_memory():
     assert held.nbytes <= entries[1]
 
 
-@pytest.mark.nightly("1-1", "0,7,1-1")
+@pytest.mark.nightly("1-1", "0,7,1-1", "-0")
 @pytest.mark.parametrize(("visible", "count"), [("1,0", 2), ("1", 1), ("0,7,1", 1), ("", 0)])
 def test_a_program_may_hide_devices_from_itself(pytester, visible, count):
     code = f"""
@@ -99,7 +99,7 @@ def test_a_batch_tells_the_host_that_its_arguments_were_right():
 
 
 # torch is compiled for 7.5, 8.0, 8.6, 9.0, 10.0 and 12.0; the others run the code of the one below.
-@pytest.mark.nightly("8.6", "8.9", "10.3")
+@pytest.mark.nightly("7.5", "8.6", "8.9", "10.3")
 @pytest.mark.parametrize("capability", ["7.5", "8.6", "8.9", "10.3", "12.0"])
 def test_what_sorts_and_searches_runs_on_each_generation(pytester, capability):
     code = """
@@ -113,6 +113,7 @@ def test_what_sorts_and_searches_runs_on_each_generation(pytester, capability):
     assert lines[-1] == "[[0], [2]] tensor([0, 1, 2], device='cuda:0') [2, 2, 3]"
 
 
+@pytest.mark.nightly("xdist")
 @pytest.mark.parametrize("arguments", [(), ("-p", "xdist", "-n", "2")], ids=["alone", "xdist"])
 def test_pytest_starts_again_and_measures(pytester, arguments):
     pytester.makepyfile(
@@ -485,7 +486,7 @@ def test_python_ends_after_autograd_has_dropped_what_it_kept(pytester):
         import torch
         torch.ones(8, device="cuda", requires_grad=True).sum().backward()
     """
-    for _ in range(4):
+    for _ in range(2):
         sees(pytester, code, "--gpu", "L4", "--", "python")
 
 
@@ -500,7 +501,6 @@ def test_strict_fails_a_lower_bound(pytester):
         """
     )
     plain = ("-p", "no:asyncio", "-p", "no:cacheprovider", "--torchmem-simulate=L4")
-    assert pytester.runpytest_subprocess(*plain).ret == pytest.ExitCode.OK
     run = pytester.runpytest_subprocess(*plain, "--torchmem-strict")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     run.stdout.fnmatch_lines(["*lower bound: the body called cuDNN*"])

@@ -74,7 +74,7 @@ class KnownHolder:
         pattern, _, reason = map(str.strip, text.partition(_BECAUSE))
         if not pattern.strip("*") or not reason:
             raise MarkerError(
-                f"{text!r} names no holder with a reason; write it as a failure tells it, and why: "
+                f"{text!r} names no holder with a reason; write it as a failure does, and why: "
                 "models.CACHE* because the last batch is kept"
             )
         return cls(pattern, reason)

@@ -48,8 +48,8 @@ _EXPLAINS: Final = 4
 _READS: Final = 50
 _FEW_NOTES: Final = 5
 _NO_ORIGINS: Final = (
-    "; by what it grew is not known: the .origins file beside the baseline lacks this entry, and "
-    "an update writes it"
+    "; the cause is not known: the .origins file beside the baseline lacks this entry, and an "
+    "update writes it"
 )
 _SAME_CODE: Final = (
     "; no code of the project has changed since it was stored: --torchmem-repeat=5 says whether it "
@@ -331,8 +331,8 @@ def _reading(result: Result, key: str) -> int | tuple[FindingKind, str]:
     if key == Category.ACTIVATION.value and not result.has_backward:
         return (
             FindingKind.NO_ACTIVATION,
-            "nothing in the body was kept for a backward pass, and without one there is no "
-            "activation by definition; limit the total or temporary= instead",
+            "the body kept nothing for a backward pass, so it has no activation by definition; "
+            "limit the total or temporary= instead",
         )
     return result.peak.by_category[key]
 
@@ -341,10 +341,7 @@ def _growth_reading(result: Result) -> int | tuple[FindingKind, str]:
     if result.growth is None:
         marked = "marked fewer than two steps; write"
         if result.steps:
-            marked = (
-                "came to the end of one step only: a step that `break` leaves is not marked; let "
-                "two end, as in"
-            )
+            marked = "ended one step only (`break` ends none); let two end, as in"
         return (
             FindingKind.NO_STEPS,
             f"growth is what each step adds, and the body {marked} "

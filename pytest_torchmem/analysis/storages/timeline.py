@@ -299,12 +299,19 @@ class Reconciliation:
 
     @property
     def pinned_bytes(self) -> tuple[int, int]:
-        """Pinned memory of the host: how much more there was at most, and is at the end."""
+        """Pinned memory of the host: how much was made, and how much of it is there at most.
+
+        Nothing where it was made for numbers that the host read alone.
+        """
         meta = self.evidence.tree.trace.meta
         counted, before = meta.get("counters") or {}, meta.get("counters_before") or {}
-        had_bytes = int(before.get("pinned", 0))
-        made_bytes = max(0, int(counted.get("pinned", 0)) - had_bytes)
-        return made_bytes, max(0, int(counted.get("kept", 0)) - had_bytes)
+        made_bytes, requests = (
+            int(counted.get(name, 0)) - int(before.get(name, 0))
+            for name in ("pinned", "pinned_requests")
+        )
+        if made_bytes <= _NUMBER_BYTES * requests:
+            return 0, 0
+        return made_bytes, min(made_bytes, int(counted.get("pinned_in_use", made_bytes)))
 
     @cached_property
     def elsewhere(self) -> dict[str, int]:
@@ -341,9 +348,9 @@ class Reconciliation:
                 "another thread made unseen"
             )
         made_bytes, kept_bytes = self.pinned_bytes
-        if made_bytes > _NUMBER_BYTES or kept_bytes:
+        if made_bytes:
             yield (
-                f"{format_size(made_bytes)} of pinned host memory were made, of which "
+                f"{format_size(made_bytes)} of pinned host memory were made, of which at most "
                 f"{format_size(kept_bytes)} are still there: its own allocator is not measured, "
                 "and no limit counts them"
             )

@@ -398,6 +398,6 @@ def _as_ours(error: Exception) -> TorchmemError:
     ours = [f for f in frames if Path(f.filename).is_relative_to(_PACKAGE)]
     place = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
     return RecordingError(
-        f"measuring ended with {sending.raised(error)}{place}, which is a mistake of "
-        "pytest-torchmem's unless the test has replaced something that it needs"
+        f"measuring ended with {sending.raised(error)}{place}: a fault of "
+        "pytest-torchmem, unless the test replaced something that it needs"
     )

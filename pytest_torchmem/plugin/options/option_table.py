@@ -65,14 +65,13 @@ SIMULATE_VARIABLE: Final = "TORCHMEM_SIMULATE"
 OPTIONS: Final = (
     _option(
         "update-baseline",
-        "store what was measured as the new baseline: entries that are new, grown or shrunk, "
-        "of tests that passed otherwise",
+        "store the measured numbers as the new baselines: entries that are new, grown or "
+        "shrunk, of tests that passed otherwise",
     ),
     _option(
         "accept=CHANGES",
-        "with --torchmem-update-baseline: store only these changes, of new, grown, shrunk and "
-        "unused with commas; unused removes entries that no test asks for "
-        "(default: new,grown,shrunk)",
+        "with --torchmem-update-baseline: store only these changes, separated by commas: new, "
+        "grown, shrunk, unused (removes entries that no test uses) (default: new,grown,shrunk)",
         "new,grown,shrunk",
     ),
     _option(
@@ -81,46 +80,44 @@ OPTIONS: Final = (
     ),
     _option(
         "ask",
-        "with --torchmem-update-baseline: ask on the terminal about each change before it is "
-        "stored, when all tests are over",
+        "with --torchmem-update-baseline: after all tests, ask on the terminal about each change",
     ),
     _option(
         "repeat=N",
-        "with --torchmem-update-baseline: measure each test N times, and refuse to store what is "
-        "not stable (default: 1)",
+        "with --torchmem-update-baseline: measure each test N times, and store only numbers "
+        "that agree (default: 1)",
         "1",
     ),
     _option(
         "ci",
-        "run as a required check: baselines are required, a test that cannot be measured wholly "
-        "fails, no baseline is written, and a report goes to the folder torchmem-report or where "
-        "--torchmem-report says",
+        "run as a required check: fail tests whose baseline is missing or that cannot be "
+        "measured wholly, store nothing, and write a report to the folder torchmem-report or to "
+        "--torchmem-report",
     ),
     _option(
         "report=PATH",
-        "write a report of the run to PATH: .json, .md or .html, a folder with all of them, or an "
-        ".svg of one test; can be given several times",
+        "write a report of the run to PATH: .json, .md or .html, a folder with all of them, or "
+        "an .svg of one test; can be given several times",
         several=True,
     ),
     _option(
         "torchmem=MODE",
-        "off runs every test unmeasured: no limit and no baseline is checked (default: on)",
+        "off: run every test unmeasured, check no limit and no baseline (default: on)",
         "on",
     ),
     _both(
         "simulate=GPU",
-        "run on a simulated GPU, on a machine without one: H100, A100-40GB, H100x8, or "
-        "capability=9.0,memory=80GiB (also in the variable TORCHMEM_SIMULATE)",
+        "run on a simulated GPU: H100, A100-40GB, H100x8, or capability=9.0,memory=80GiB; the "
+        "variable TORCHMEM_SIMULATE does the same",
     ),
     _both(
         "baseline-from=NAME",
-        "where there is no baseline for this environment, compare with that of another one, such "
-        "as cpu-torch2.12; several with commas, the first that has the entry counts",
+        "if a test has no baseline for this environment, compare with that of another one, such "
+        "as cpu-torch2.12; of several, separated by commas, the first that has one",
     ),
     _both(
         "strict",
-        "fail a test that asks to be measured and cannot be, or not wholly: another thread ran "
-        "torch, memory does not reconcile",
+        "fail a test that cannot be measured, or not wholly: some of its memory was not seen",
     ),
     _both(
         "summary=KIND",
@@ -129,47 +126,47 @@ OPTIONS: Final = (
     ),
     _setting(
         "device=DEVICE",
-        "device to measure where no marker names one: cpu, cuda or cuda:1 "
-        "(default: cuda if it works, otherwise cpu)",
+        "device to measure if no marker names one: cpu, cuda or cuda:1 (default: cuda if it "
+        "works, otherwise cpu)",
     ),
     _setting(
         "world=N",
-        "with a simulated GPU: run as rank 0 of a job of N ranks, and assume that each other rank "
-        "does what this one does",
+        "on a simulated GPU: run as rank 0 of a job of N ranks, and assume that every other "
+        "rank does the same",
     ),
     _setting(
         "tolerance=PERCENT",
-        "by how much a number may exceed its baseline before the test fails (default: 2%%)",
+        "how much a number may exceed its baseline before the test fails (default: 2%%)",
         "2%",
     ),
     _setting(
         "floor=SIZE",
-        "a number less than this above its baseline never fails; a share is of the test's peak "
+        "a number that exceeds its baseline by less never fails; a share is of the test's peak "
         "without the workspaces of libraries (default: 5%% up to 1MiB)",
         "5% up to 1MiB",
     ),
     _setting(
         "baseline-all=SIZE",
-        "compare every test function whose body needs at least so much, such as 1MiB, with a "
-        "baseline, whether it asks for one or not; doctests and items of other plugins have to ask",
+        "compare every test function whose body needs at least SIZE, such as 1MiB, with a "
+        "baseline, with or without a marker; doctests and items of other plugins need a marker",
     ),
     _setting(
         "baseline-dir=DIR",
-        "folder for the baselines of all tests, relative to the rootdir "
-        "(default: a folder __torchmem__ beside each test module)",
+        "folder for the baselines of all tests, relative to the rootdir (default: a folder "
+        "__torchmem__ beside each test module)",
     ),
     _setting(
         "require-baseline",
-        "fail a test that asks for a baseline and has none",
+        "fail a test with memory_baseline that has no stored baseline",
     ),
     _setting(
         "fail-shrunk",
-        "fail a test that needs less than its baseline by more than the tolerance and the floor",
+        "fail a test whose number is below its baseline by more than the tolerance and the floor",
     ),
     _setting(
         "known-holder=TEXT",
-        "'PATTERN because REASON', one a line: limits on what is left behind do not count what a "
-        "holder of that description has, such as 'models.CACHE* because the last batch is kept'",
+        "'PATTERN because REASON', one a line: limits on what is left behind do not count what "
+        "a matching holder keeps, such as 'models.CACHE* because the last batch is kept'",
         several=True,
     ),
 )
@@ -181,7 +178,7 @@ MARKERS: Final = (
     "autograd_detail, buffer, workspace, unknown, retained, net_retained, growth, allocated, "
     "active, reserved, device, warmup, collect): fail the test when its body needs more memory "
     "than this. Sizes are bytes, text such as '2GiB', a callable, or a dictionary from a device's "
-    "model or kind to one; None lifts a limit set further out. The closest marker wins per key.",
+    "model or kind to one; None removes an inherited limit. The closest marker wins per key.",
     f"{BASELINE}(*, tolerance, floor): fail the test when its body needs more memory than the "
     "stored baseline by more than the larger of the two.",
 )
@@ -219,12 +216,12 @@ def _refuse_misspelt(config: pytest.Config) -> None:
     for where, text in given_options(config):
         flag, equals, words = text.partition("=")
         if flag == "--torchmem-update-baseline" and equals:
-            problem = f"{flag} takes no words; write {flag} --torchmem-accept={words}"
+            problem = f"{flag} takes no value; write {flag} --torchmem-accept={words}"
         elif setting := settings.get(flag):
             value = "true" if setting.is_flag else words or setting.metavar
             typed_option = shlex.join(["-o", f"{setting.ini}={value}"])
             problem = (
-                f"{setting.ini} is a setting: it stands in the ini file, or {typed_option} is typed"
+                f"{setting.ini} is a setting: write it into the ini file, or type {typed_option}"
             )
         else:
             continue
@@ -255,7 +252,7 @@ def refuse_misplaced(config: pytest.Config) -> None:
         raise pytest.UsageError(f"{where}: {problem} [bad-argument]")
     for where, text in given_options(config):
         if text == "--torchmem-update-baseline" and where.startswith("in addopts"):
-            problem = "an update is typed for one run: it would accept each change of every run"
+            problem = "type it for one run: here it would accept each change of every run"
             raise pytest.UsageError(f"{text} {where}: {problem} [bad-argument]")
 
 

@@ -241,7 +241,7 @@ def _refuse_empty(values: _Values) -> None:
         words = typed if isinstance(typed, list) else [typed]
         if option.default == "" and any(w is not None and not w.strip() for w in words):
             off = f", or write -o {option.ini}= for none" if option.is_setting else ""
-            problem = f"nothing stands after it; leave it out{off}"
+            problem = f"it has no value; leave it out{off}"
             raise values.refused(option.name, MarkerError(problem))
 
 
@@ -250,9 +250,7 @@ def _require_effect(values: _Values) -> None:
     update = "update-baseline"
     if not values.is_typed(update):
         for name in filter(values.is_typed, ("accept", "dry-run", "ask", "repeat")):
-            raise _refused(
-                f"--torchmem-{name} does nothing without --torchmem-{update}; give that as well"
-            )
+            raise _refused(f"--torchmem-{name} does nothing without --torchmem-{update}; add it")
     if values.is_typed("ask") and values.is_typed("dry-run"):
         raise _refused(
             "--torchmem-ask asks before something is stored, and --torchmem-dry-run stores "

@@ -39,8 +39,8 @@ def require_terminal() -> None:
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise pytest.UsageError(
-            "--torchmem-ask asks on a terminal, and this is none: choose with --torchmem-accept, "
-            "or look with --torchmem-dry-run [bad-argument]"
+            "--torchmem-ask needs an interactive terminal; use --torchmem-accept or "
+            "--torchmem-dry-run instead [bad-argument]"
         )
 
 
@@ -122,7 +122,7 @@ def _sizes(change: BaselineChange) -> str:
     if change.change is Change.NEW:
         return format_size(change.after_bytes)
     if change.change is Change.UNUSED:
-        return f"{format_size(change.before_bytes)}, and no test asks for it: remove"
+        return f"{format_size(change.before_bytes)}, and no test uses it: remove"
     return change.told_by.sentence
 
 

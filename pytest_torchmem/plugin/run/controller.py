@@ -498,5 +498,8 @@ def _offer_of_a_gpu(skipped_count: int) -> list[str]:
     has_one = os.environ.get(GPU_VARIABLE) or _DRIVER.exists() or sys.platform != "linux"
     if has_one or not skipped_count:
         return []
-    tests = "1 test was" if skipped_count == 1 else f"{skipped_count} tests were"
-    return [f"{tests} skipped for want of a GPU; --torchmem-simulate=H100 has a simulated one"]
+    tests, them = ("test was", "it") if skipped_count == 1 else ("tests were", "them")
+    return [
+        f"{skipped_count} {tests} skipped because there is no GPU; --torchmem-simulate=H100 runs "
+        f"{them} on a simulated one"
+    ]

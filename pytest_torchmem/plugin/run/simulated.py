@@ -68,7 +68,7 @@ class InexactReads:
         except (AssertionError, pytest.fail.Exception) as error:
             # `pytest.raises` fails so where nothing was raised; our own verdicts have no traceback.
             if getattr(error, "pytrace", True):
-                self._note(item, before, ", and the assertion may have failed for that")
+                self._note(item, before, "; the assertion may have failed because of that")
             raise
         self._note(item, before, "")
         if decided := decision_sentence(before):
@@ -91,11 +91,11 @@ class InexactReads:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if count := self._failed:
             terminalreporter.write_line(
-                f"torchmem: {count} of the failures are assertions in bodies that had read values "
-                "which are not exact on a simulated GPU, and not of memory"
+                f"torchmem: {count} of the failures are not about memory: an assertion failed "
+                "after the body read values that are not exact on a simulated GPU"
             )
         if count := self._passed:
             terminalreporter.write_line(
-                f"torchmem: {count} of the tests that passed had read values which are not exact "
-                "on a simulated GPU; their assertions on such values say nothing"
+                f"torchmem: {count} of the tests that passed read values that are not exact on a "
+                "simulated GPU; their assertions on such values prove nothing"
             )

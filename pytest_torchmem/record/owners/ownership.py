@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 from torch.autograd.graph import GradientEdge
 
+from pytest_torchmem.record.devices import device_name
 from pytest_torchmem.record.owners.autograd_graph import (
     GraphHoldings,
     graph_holdings,
@@ -35,7 +36,6 @@ from pytest_torchmem.record.owners.places import (
 )
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.quiet import quiet
-from pytest_torchmem.record.profiled.kineto import device_name
 from pytest_torchmem.record.recorded_tables import Rows, StringTable
 from pytest_torchmem.record.torch_api import autograd, memory
 from pytest_torchmem.record.torch_api.modules import (

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchmem.record.profiled.kineto import device_name
+from pytest_torchmem.record.devices import device_name
 from pytest_torchmem.record.torch_api import autograd, memory
 
 #: What an opaque tensor raises, or another that a compiler traces with, when it is asked for data.

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from pytest_torchmem.record.compiled.compiled_graphs import CompiledSources
+from pytest_torchmem.record.environment import library_paths
 from pytest_torchmem.record.profiled.kineto import TreeReader
-from pytest_torchmem.record.profiled.python_calls import library_paths
 from pytest_torchmem.record.recorded_tables import StringTable
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.errors import TraceError

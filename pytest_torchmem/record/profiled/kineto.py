@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import cache
 from itertools import compress, count
 from typing import Final
 
@@ -14,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from pytest_torchmem.contexts import gc_paused
+from pytest_torchmem.record.devices import device_name
 from pytest_torchmem.record.profiled.event_tree import (
     EventTree,
     WorthKeeping,
@@ -73,12 +73,6 @@ class _DeviceNumbers(dict[torch.device, int]):
     def __missing__(self, device: torch.device) -> int:
         number = self[device] = self._names.number(device_name(device))
         return number
-
-
-@cache
-def device_name(device: torch.device) -> str:
-    """``cpu`` or ``cuda:1``; the CPU has one memory, whatever index torch gives it."""
-    return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
 
 
 class TreeReader:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -14,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from pytest_torchmem.record.environment import library_paths
 from pytest_torchmem.record.profiled.event_tree import EventTree, WorthKeeping, are_calls, line_of
 from pytest_torchmem.record.profiled.source_lines import FunctionLines, functions_of, operator_lines
 from pytest_torchmem.record.recorded_tables import StringTable
@@ -223,25 +222,6 @@ def _taken_apart(text: str) -> tuple[str, str, int, str | None]:
         if match
         else (plain, "", 0, None)
     )
-
-
-def library_paths() -> list[str]:
-    """Folders whose frames are not the user's: installed packages, the standard library, ours."""
-    return list(_libraries(tuple(sys.path)))
-
-
-@lru_cache(maxsize=4)
-def _libraries(searched: tuple[str, ...]) -> list[str]:
-    paths = sysconfig.get_paths()
-    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    folders.add(str(Path(__file__).resolve().parents[2]))
-    # Packages lie outside of a virtual environment, too, where it sees those of the system.
-    folders.update(e for e in searched if Path(e).name in ("site-packages", "dist-packages"))
-    # torch may lie elsewhere, built from source, or its folder be one of links to where it lies.
-    folders.add(str(Path(torch.__file__).parent))
-    folders.add(str(Path(torch.nn.__file__).resolve().parents[1]))
-    # A link may lead there, and the paths of frames are resolved.
-    return sorted(folders | {str(Path(folder).resolve()) for folder in folders})
 
 
 def full_path(name: str) -> str:

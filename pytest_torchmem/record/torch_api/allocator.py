@@ -61,16 +61,23 @@ def memory_stats(device: torch.device) -> dict[str, int]:
 
 def reset_peak_memory_stats(device: torch.device) -> None:
     _memory_of(device).reset_peak_memory_stats(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_host_memory_stats()
 
 
-def pinned_bytes(device: torch.device) -> dict[str, int]:
-    """Return how much pinned memory of the host is in use now, and was at most; {} elsewhere."""
+def pinned_counters(device: torch.device) -> dict[str, int]:
+    """Return how much of the host's pinned memory was ever asked for, how often, and is in use.
+
+    What another stream may still read counts as in use until the next request; torch before 2.13
+    never counts it as free (pytorch/pytorch#182404). {} for devices without such memory.
+    """
     if device.type != "cuda":
         return {}
-    active = torch.cuda.host_memory_stats_as_nested_dict().get("active_bytes", {})
-    return {what: int(active.get(what, 0)) for what in ("current", "peak")}
+    counters: dict[str, Any] = torch.cuda.host_memory_stats_as_nested_dict()
+    size_bytes, requests = counters.get("active_bytes", {}), counters.get("active_requests", {})
+    return {
+        "pinned": size_bytes.get("allocated", 0),
+        "pinned_requests": requests.get("allocated", 0),
+        "pinned_in_use": size_bytes.get("current", 0),
+    }
 
 
 def segments(name: str) -> list[ReservedSegment]:

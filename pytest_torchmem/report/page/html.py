@@ -35,13 +35,13 @@ _MEANINGS: Final = {
     Category.PARAMETER: "The model's parameters.",
     Category.GRADIENT: "Gradients of parameters.",
     Category.OPTIMIZER_STATE: "State that the optimizer keeps from step to step.",
-    Category.INPUT: "Data that the body was given or made.",
-    Category.AUTOGRAD_DETAIL: "Gradients of activations, on their way through the backward pass.",
+    Category.INPUT: "Data that the forward pass reads.",
+    Category.AUTOGRAD_DETAIL: "Gradients of activations, during the backward pass.",
     Category.ACTIVATION: "Made in the forward pass and kept for the backward pass.",
-    Category.TEMPORARY: "Scratch: all else that the body makes.",
+    Category.TEMPORARY: "Everything else that the body makes: scratch, outputs, caches.",
     Category.BUFFER: "Buffers that modules registered.",
     Category.WORKSPACE: "Scratch of libraries such as cuBLAS, with no tensor behind it.",
-    Category.UNKNOWN: "No rule could tell its purpose.",
+    Category.UNKNOWN: "Memory that could not be classified.",
 }
 """Each category in a sentence, for who reads its name for the first time."""
 _NOT_KEPT: Final = (

@@ -154,7 +154,7 @@ def _details(test: MeasuredTest) -> str:
         lines.append(f"- {_text(text)}")
     name = escape(one_line(" ".join(test.test.split())), quote=False)
     head = f"<details><summary><code>{name}</code></summary>"
-    lines = lines or ["- it failed for another reason than its memory"]
+    lines = lines or ["- it failed for a reason other than memory"]
     return "\n".join([head, "", *lines, "", "</details>"])
 
 

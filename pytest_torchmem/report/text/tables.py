@@ -364,7 +364,7 @@ def unused_lines(unused: Iterable[Collection[str]]) -> list[str]:
         return []
     first_keys = ", ".join(short_key(key) for key in keys[:3]) + (", ..." if keys[3:] else "")
     return [
-        f"unused: no test asked for {counted(len(keys), 'entry')} of the baselines "
+        f"unused: no test uses {counted(len(keys), 'entry')} of the baselines "
         f"({first_keys}): --torchmem-update-baseline --torchmem-accept=unused removes "
         + ("it" if len(keys) == 1 else "them")
     ]

@@ -34,8 +34,8 @@ _EACH_SHOWN: Final = 3
 """How many equal numbers in a row are each written out."""
 
 _FILLED_ONCE: Final = (
-    "a cache that is filled once is retained by whichever test comes first: "
-    "memory_budget(warmup=1), or a fixture, fills it before the body"
+    "the first test that fills a cache retains it; fill it before the body: with "
+    "memory_budget(warmup=1), or in a fixture"
 )
 _CHANGED: Final = (Change.GROWN, Change.SHRUNK)
 _TEST_WIDTH: Final = 60
@@ -96,7 +96,7 @@ def failure_text(
         lines += _sections(window, timelines.get(window.result.name, ()), width)
     if any(window.change is Change.GROWN for window in ranked):
         # A test that breaks a limit of its own stores nothing.
-        too = "raise the limit that fails, too, and " if FindingKind.OVER_LIMIT in kinds else ""
+        too = "raise the limit and " if FindingKind.OVER_LIMIT in kinds else ""
         lines += ["", f"if this change is wanted, {too}accept it: {command}"]
     return "\n".join(map(tables.log_line, lines))
 
@@ -173,8 +173,8 @@ def _made_once(steps: Sequence[int]) -> list[str]:
         return []
     more = counted(len(growths) - still, "more step")
     return [
-        f"the last {still} steps added nothing: what is made once (a cache, an optimizer's state) "
-        f"belongs into the warm-up, which {more} would do"
+        f"the last {still} steps added nothing: make what is made once (a cache, an optimizer's "
+        f"state) in the warm-up, with {more}"
     ]
 
 
@@ -332,7 +332,7 @@ def _entry(item: BaselineChange) -> str:
 def _amount(item: BaselineChange) -> str:
     after = format_size(item.after_bytes)
     if item.change is Change.UNUSED:
-        return f"no test asked for it; {'removed' if item.written else 'kept'}"
+        return f"no test uses it; {'removed' if item.written else 'kept'}"
     if item.change is not Change.NEW:
         return item.told_by.sizes
     if item.renamed_from and item.before_bytes != item.after_bytes:

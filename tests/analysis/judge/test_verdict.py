@@ -397,7 +397,7 @@ def test_an_entry_that_lost_its_contributors_says_so_and_names_what_is_largest()
     entry = replace(BaselineEntry.of(measured(live(4 * MiB))), live=(), at_peak_live=())
     verdict = judge_baseline(measured(live(9 * MiB)), Reference.of(entry), ALLOWANCE)
     assert verdict.sentence.endswith(
-        "largest 9.0 MiB of activation from aten::mm at net.py:7 in net.fc; by what it grew is not "
+        "largest 9.0 MiB of activation from aten::mm at net.py:7 in net.fc; the cause is not "
         "known: the .origins file beside the baseline lacks this entry, and an update writes it"
     )
 

@@ -34,6 +34,9 @@ def programs() -> Iterator[Any]:
         yield name if by_day else pytest.param(name, marks=pytest.mark.nightly)
 
 
+@pytest.mark.nightly(
+    "weights_set_anew", "weights_exchanged_with_an_average", "weights_loaded_from_a_state"
+)
 @pytest.mark.parametrize("name", programs())
 def test_labels_do_not_depend_on_when_the_recorder_looked(name: str) -> None:
     torch.manual_seed(0)

@@ -110,3 +110,32 @@ def test_frees_without_a_total_say_nothing_of_what_reconciles():
     assert analyze_trace(trace).result().blind_spots == ()
     trace.allocations["total_allocated"] = [310, 210, 14]
     assert analyze_trace(trace).unexplained_bytes == 4
+
+
+@pytest.mark.parametrize(
+    ("asked_bytes", "requests", "in_use_bytes", "told"),
+    [
+        (1024, 1, 0, "1.0 KiB of pinned host memory were made, of which at most 0 B are"),
+        (1024, 2, 512, "1.0 KiB of pinned host memory were made, of which at most 512 B are"),
+        (1024, 2, 4096, "1.0 KiB of pinned host memory were made, of which at most 1.0 KiB are"),
+        (800, 100, 8, ""),
+        (0, 0, 4096, ""),
+    ],
+)
+def test_pinned_memory_is_told_and_numbers_that_the_host_reads_are_not(
+    asked_bytes, requests, in_use_bytes, told
+):
+    builder = TraceBuilder(devices=("cuda:0",))
+    builder.alloc(16)
+    trace = builder.build()
+    names = ("requested", "allocated", "active", "reserved")
+    before = {"pinned": 5000, "pinned_requests": 7, "pinned_in_use": 4096}
+    trace.meta["counters_before"] = dict.fromkeys(names, 0) | before
+    trace.meta["counters"] = dict.fromkeys(names, 16) | {
+        "pinned": 5000 + asked_bytes,
+        "pinned_requests": 7 + requests,
+        "pinned_in_use": in_use_bytes,
+    }
+    (said,) = analyze_trace(trace).result().blind_spots or ("",)
+    assert said.startswith(told)
+    assert bool(said) == bool(told)

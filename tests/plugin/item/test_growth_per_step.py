@@ -148,8 +148,8 @@ def test_a_release_does_not_hide_what_every_step_leaves_behind(failures):
 def test_what_is_made_once_is_told_from_what_goes_on(failures):
     assert (
         "growth from step to step: +16.0 KiB, +0 B, +0 B, +0 B\nthe last 3 steps added nothing: "
-        "what is made once (a cache, an optimizer's state) belongs into the warm-up, which 1 more "
-        "step would do\n" in failures
+        "make what is made once (a cache, an optimizer's state) in the warm-up, with 1 more step\n"
+        in failures
     )
 
 

@@ -159,7 +159,7 @@ def test_a_net_failure_tells_both_parts_and_the_holder(failures):
 
 
 def test_who_fills_a_cache_first_is_told_of_a_warm_up(failures):
-    told = failures["end"].count("\na cache that is filled once is retained by whichever test ")
+    told = failures["end"].count("\nthe first test that fills a cache retains it; ")
     # A cycle is no cache, and what each step adds is not made once.
     assert told == failures["end"].count("\nwhat keeps it alive:") - 2
 

@@ -92,7 +92,7 @@ def test_a_setting_without_meaning_is_told_with_where_it_was_given(project, opti
 def test_an_option_with_nothing_after_it_is_refused(project, option):
     """A variable that is not set stands in a script: ``--torchmem-report=$OUT``."""
     project.write("def test_a(): pass")
-    told = f"{option.flag}: nothing stands after it; leave it out"
+    told = f"{option.flag}: it has no value; leave it out"
     if option.is_setting:
         told += f", or write -o {option.ini}= for none"
         assert project.run("-o", f"{option.ini}=").ret == pytest.ExitCode.OK
@@ -114,7 +114,7 @@ def test_no_ini_file_is_needed_to_be_told(project):
 def test_what_chooses_how_to_store_is_refused_where_nothing_is_stored(project, name, monkeypatch):
     project.write("def test_a(torchmem): pass")
     flag = f"--torchmem-{name}"
-    needs = "does nothing without --torchmem-update-baseline; give that as well *bad-argument?"
+    needs = "does nothing without --torchmem-update-baseline; add it *bad-argument?"
     told = f"{flag.partition('=')[0]} {needs}"
     refused(project, told, flag)
     monkeypatch.setenv("PYTEST_ADDOPTS", flag)
@@ -137,7 +137,7 @@ def test_a_setting_that_is_typed_as_an_option_is_told_how_to_write_it(project, o
     typed = option.flag if option.is_flag else f"{option.flag}={value}"
     result = project.run_apart(typed)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    told = f"{option.flag}: {option.ini} is a setting: it stands in the ini file, or -o "
+    told = f"{option.flag}: {option.ini} is a setting: write it into the ini file, or type -o "
     assert told in result.stderr.str()
     assert f"{option.ini}={value}" in result.stderr.str()
 

@@ -42,7 +42,7 @@ def test_what_is_removed_is_said(project):
     four(project)
     result = project.run("--torchmem-update-baseline", "--torchmem-accept=unused")
     result.stdout.fnmatch_lines(
-        ["  unused: test_goes: no test asked for it; removed", "baseline updated: 1 entry *"]
+        ["  unused: test_goes: no test uses it; removed", "baseline updated: 1 entry *"]
     )
 
 
@@ -178,4 +178,4 @@ def test_an_update_that_changes_nothing_else_still_says_what_is_unused(project):
     project.write(stays + stays.replace("stays", "goes"))
     project.update()
     project.write(stays)
-    project.update().stdout.fnmatch_lines(["*unused: test_goes: no test asked for it; kept"])
+    project.update().stdout.fnmatch_lines(["*unused: test_goes: no test uses it; kept"])

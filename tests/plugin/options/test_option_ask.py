@@ -164,5 +164,5 @@ def test_without_a_terminal_nothing_runs_or_is_stored(project, monkeypatch):
     project.write(BODIES)
     result = project.run_apart(*UPDATE)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--torchmem-ask asks on a terminal, and this is none*"])
+    result.stderr.fnmatch_lines(["*--torchmem-ask needs an interactive terminal*"])
     assert not project.baseline().exists()

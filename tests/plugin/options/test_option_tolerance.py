@@ -82,5 +82,5 @@ def test_where_a_limit_fails_too_the_advice_says_so(project, monkeypatch):
     project.run().stdout.fnmatch_lines(["if this change is wanted, accept it: pytest *"])
     monkeypatch.setenv("SIZE", "130")
     project.run().stdout.fnmatch_lines(
-        ["if this change is wanted, raise the limit that fails, too, and accept it: pytest *"]
+        ["if this change is wanted, raise the limit and accept it: pytest *"]
     )

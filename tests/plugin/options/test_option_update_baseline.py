@@ -140,7 +140,7 @@ def test_an_entry_that_no_test_asks_for_is_shown_and_kept(project):
     project.write(body.format("a") + body.format("b"))
     project.update()
     project.write(body.format("a"))
-    line = "  unused: test_b: no test asked for it; kept"
+    line = "  unused: test_b: no test uses it; kept"
     removes = "--torchmem-update-baseline --torchmem-accept=unused removes what is unused"
     project.update().stdout.fnmatch_lines([line, removes])
     assert sorted(project.entries()) == ["test_a", "test_b"]
@@ -274,7 +274,7 @@ def test_a_failure_says_that_the_causes_are_not_known(sized, monkeypatch):
     told.assert_outcomes(failed=1)
     told.stdout.fnmatch_lines(
         [
-            "memory peaked at 200.0 MiB, *: largest 200.0 MiB *; by what it grew is not known: the "
+            "memory peaked at 200.0 MiB, *: largest 200.0 MiB *; the cause is not known: the "
             ".origins file beside the baseline lacks this entry, and an update writes it"
         ]
     )

@@ -178,7 +178,7 @@ def test_a_test_that_was_renamed_and_changed_leaves_an_entry_that_a_plain_run_na
     project.update()
     project.write(BODY.format(10).replace("test_a():", "test_z(): print('another test') or"))
     project.run().stdout.fnmatch_lines(
-        [f"unused: no test asked for 1 entry of the baselines (test_a): {TOLD} removes it"]
+        [f"unused: no test uses 1 entry of the baselines (test_a): {TOLD} removes it"]
     )
 
 

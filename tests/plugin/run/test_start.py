@@ -37,6 +37,7 @@ def test_a_run_without_a_measured_test_loads_what_registers_the_plugin_and_no_mo
 
 
 @pytest.mark.slow
+@pytest.mark.nightly("baseline", "fixture asked for later")
 @pytest.mark.parametrize(
     ("arguments", "test"),
     [

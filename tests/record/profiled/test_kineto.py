@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchmem.record.profiled.kineto import TreeReader, device_name
+from pytest_torchmem.record.devices import device_name
+from pytest_torchmem.record.profiled.kineto import TreeReader
 from pytest_torchmem.record.recorded_tables import Tables
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.trace import EventKind, Mutable, Role, Scope

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_torchmem.record.profiled.python_calls import Gap, PythonCalls, full_path, library_paths
+from pytest_torchmem.record.environment import library_paths
+from pytest_torchmem.record.profiled.python_calls import Gap, PythonCalls, full_path
 from pytest_torchmem.record.recorded_tables import StringTable
 from pytest_torchmem.values.trace import EVENT
 

@@ -262,7 +262,7 @@ def test_a_failure_of_something_else_has_no_empty_details():
     """A test that was expected to fail, strictly, and did not raises nothing."""
     well = replace(window("a"), baseline=None, baseline_bytes=0)
     text = run_markdown(RunReport((report_of("a", well, outcome="failed"),)))
-    assert "- it failed for another reason than its memory\n" in text.partition("<details>")[2]
+    assert "- it failed for a reason other than memory\n" in text.partition("<details>")[2]
 
 
 def test_a_failure_that_was_expected_is_told_as_such_in_a_comment():
