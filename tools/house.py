@@ -1,4 +1,4 @@
-"""Counts what CONTRIBUTING.md says of the package: sizes, docstrings, imports, what one test runs.
+"""Counts the package: sizes, docstrings, imports, what one test runs.
 
 python tools/house.py             # a Markdown table, the goals beside the counts
 python tools/house.py --files     # and the files of ours that one failing test runs

@@ -16,8 +16,8 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 HEAD = """# Options
 
 An option is typed for one run; a setting stands in the ini file of the project.
-`-o torchmem_device=cpu` types a setting for one run. Where both exist, the option wins over the
-setting, which wins over the default. `pytest --help` shows the same lists: this page is written by
+`-o torchmem_device=cpu` types a setting for one run. The option wins over the setting, and that
+over the default. `pytest --help` shows the same lists: this page is written by
 `tools/reference.py`, and [0026](decisions/0026-twelve-options.md) says why a name is where it is.
 
 """

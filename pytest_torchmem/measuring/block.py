@@ -48,7 +48,6 @@ from pytest_torchmem.values.units import (
     MOST_RUNS,
     Device,
     device_text,
-    format_size,
     is_run_count,
     reads_as_size,
 )
@@ -119,12 +118,6 @@ class Measure(Region):
         self._inner: list[BodyRegion] = []
         self._result: Result | None = None
         self._missing = "nothing has been measured yet"
-
-    def __repr__(self) -> str:
-        if self._missing:
-            return f"<Measure {self.shown_name!r}: {self._missing}>"
-        peak, retained = map(format_size, (self.peak.total, self.retained.total))
-        return f"<Measure {self.shown_name!r}: peak {peak}, retained {retained}>"
 
     @property
     def device(self) -> str:
@@ -354,9 +347,9 @@ def measure(
         warmup: How often each call runs the function before the run that is measured.
         output: A file to write after each measurement, whose folder is made; see `Measure.save`.
 
-    Within another measurement, and in a test's body that the plugin measures, it is a region of
-    that one. What the body raises comes out as it is. Raises `MarkerError` for an argument that
-    cannot be used; at the end of the block `LimitError` when a limit is exceeded; at its beginning
+    Within another measurement, or in a test's body that the plugin measures, it is a region of that
+    one. An exception of the body passes through. Raises `MarkerError` for an argument that cannot
+    be used; at the end of the block `LimitError` when a limit is exceeded; at its beginning
     `DeviceError` and `RecordingError` when it cannot be measured.
     """
     if callable(name):

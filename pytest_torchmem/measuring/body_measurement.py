@@ -22,10 +22,11 @@ from pytest_torchmem.analysis.storages.explanation import OwnPass
 from pytest_torchmem.contexts import Around, gc_paused, numpy_in_place
 from pytest_torchmem.simulate import GPU_VARIABLE
 from pytest_torchmem.values.contributors import Contributor
-from pytest_torchmem.values.errors import RecordingError, is_torchmem_error
+from pytest_torchmem.values.errors import RecordingError, TorchmemError, is_torchmem_error
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Fate, Holder, Peak, ReservedSegment, Result, Retained
 from pytest_torchmem.values.trace import LOOP, MarkKind
+from pytest_torchmem.values.units import format_size
 
 if TYPE_CHECKING:
     from pytest_torchmem.record.holders.search import Kept
@@ -43,6 +44,13 @@ class Region(GpuQuestions):
     """
 
     name: str
+
+    def __repr__(self) -> str:
+        try:  # pytest prints it below an assert
+            peak, retained = map(format_size, (self.peak.total, self.retained.total))
+        except TorchmemError as error:
+            return f"<{error.sentence}>"
+        return f"<{self.name!r}: peak {peak}, retained {retained}>"
 
     @property
     @abc.abstractmethod

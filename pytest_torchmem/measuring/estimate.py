@@ -81,23 +81,23 @@ def estimate(program: Any, *args: object, **kwargs: Any) -> Result:
 
     **A program**: ``estimate(program, *args, gpu="H100", **kwargs)`` calls it on a simulated GPU,
     in a process of its own (Linux), with torch's CUDA build, which is installed or was fetched by
-    ``torchmem simulate --fetch``. Modules and tensors among the arguments are put on the GPU first;
-    those on ``meta`` get memory there alone. What the call returns is dropped. ``gpu`` is a name
+    ``torchmem simulate --fetch``. Modules and tensors among the arguments are on the GPU before;
+    those on ``meta`` have memory only there. The call's return value is dropped. ``gpu`` is a name
     such as ``A100-40GB``, or ``capability=9.0,memory=80GiB``. The result's name says that it was
     simulated, and on which GPU.
 
     **A graph** is a ``torch.fx.Graph``, a ``GraphModule`` without arguments or a
-    ``torch.export.ExportedProgram``, whose nodes carry fake tensors. Nothing runs: each node is
-    taken in turn, a storage is released after its last use, and the caller keeps the graph's
+    ``torch.export.ExportedProgram``, whose nodes carry fake tensors. Nothing runs: `estimate`
+    follows the nodes, releases a storage after its last use, and the caller keeps the graph's
     inputs. With ``backward=graph`` the first graph is a partitioned forward, and what it saves
-    lives until its last use in the backward. ``is_releasable`` is asked of each node whether what
-    it makes is released after its last use; without it, everything is but inputs and attributes.
+    lives until its last use in the backward. ``is_releasable(node)`` says whether the last use
+    releases what the node makes; without it, everything is released but inputs and attributes.
     ``device`` defaults to the one that holds most.
 
     Raises `SimulationError` for a GPU that cannot be simulated, here or anywhere, `MarkerError` for
     what cannot be called, `EstimateError` for a graph without fake tensors and for a program that
     cannot be sent to a process, that ends it, or that uses no memory of the GPU, and `DeviceError`
-    for a device that nothing in a graph is on. What the program raises comes out as it is.
+    for a device that the graph does not use. An exception of the program passes through.
     """
     runs = hasattr(program, "forward") and (args or "gpu" in kwargs)
     if graphs.reads_as_graph(program) and not runs:

@@ -35,8 +35,8 @@ def load(
 
     ``device`` chooses the device of a recording or a snapshot: ``"cuda:1"``, or ``"cuda"`` for the
     one GPU in it; by default the one that was recorded, of a snapshot the busiest. Raises
-    `TraceError`, `SnapshotError` or `ReportError` for a file that is damaged, and one of them that
-    says what it is for another program's; `DeviceError` for a device that is not in it.
+    `TraceError`, `SnapshotError` or `ReportError` for a file that is damaged or another program's,
+    and `DeviceError` for a device that is not in it.
     """
     file = Path(path)
     if file.is_dir():

@@ -100,12 +100,11 @@ class Ranks:
 
     @classmethod
     def gather(cls, measured: Result | Region, group: ProcessGroup | None = None) -> Ranks:
-        """Return what every rank measured; all ranks of the process group have to call it.
+        """Return what every rank measured; all ranks of the process group must call it.
 
-        ``measured`` is a result, or a block or region that is over. Exchanging the results is no
-        part of a measurement that is still going on. A process alone gets its own result. Raises
-        `RankError` when a rank has no result, and in a job of several ranks without a process
-        group.
+        ``measured`` is a result, or a block or region that has ended. An open measurement does not
+        count the exchange. A single process gets its own result. Raises `RankError` when a rank has
+        no result, and in a job of several ranks without a process group.
         """
         from pytest_torchmem.record.environment import group_rank
         from pytest_torchmem.record.torch_api.distributed import gather as exchange

@@ -29,9 +29,9 @@ def save(path: str | os.PathLike[str], measured: Profile | Result | Iterable[Res
     """Write results or a recording to a file that `load` and the command ``torchmem`` read.
 
     Returns the file. Results of one name are numbered from the second on; for ``{rank}`` in the
-    path and for several ranks see ``save`` of a measured block. Of a `Profile` everything is
-    written that it holds of its recording, so that every question can be asked again where there is
-    neither torch nor a GPU. Raises `ReportError`, and `TraceError` for a recording.
+    path and for several ranks see ``save`` of a measured block. A `Profile` is written whole: the
+    file answers the same questions without torch and without a GPU. Raises `ReportError`, and
+    `TraceError` for a recording.
     """
     if isinstance(measured, Profile):
         measured.events.tree.trace.save(path)

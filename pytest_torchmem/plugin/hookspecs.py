@@ -19,8 +19,8 @@ def pytest_torchmem_measured(
 ) -> None:
     """Called for each measured test when the run is over.
 
-    Only the process that gathers results calls it, not the workers of xdist. A test that was run
-    again is reported once, as it ended.
+    Under xdist only the controller calls it. A test that was run again is reported once, as it
+    ended.
 
     Args:
         config: pytest's configuration.
@@ -35,9 +35,9 @@ def pytest_torchmem_category_passes(config: pytest.Config) -> Sequence[OwnPass]:
     """Called once in each process that measures; returns category passes of your own.
 
     A pass is a function that gets an `Explanation` for each storage of a recording, as ours decided
-    on it, and yields a `StorageClaim` for each that it knows better. It has the last word; of two
-    passes that claim one storage, the first one counts. A pass that raises is named at the end of
-    the run, and claims nothing.
+    on it, and yields a `StorageClaim` for each that it knows better. It overrides ours; of two
+    passes that claim one storage, the first one counts. A pass that raises claims nothing, and the
+    end of the run names it.
 
     Args:
         config: pytest's configuration.
@@ -46,7 +46,7 @@ def pytest_torchmem_category_passes(config: pytest.Config) -> Sequence[OwnPass]:
 
 @pytest.hookspec
 def pytest_torchmem_report_written(config: pytest.Config, path: Path) -> None:
-    """Called for each report that ``--torchmem-report`` asked for, when it is complete.
+    """Called for each report of ``--torchmem-report``, when it is complete.
 
     Args:
         config: pytest's configuration.

@@ -50,11 +50,15 @@ def read_limits(owner: str, given: Mapping[str, object]) -> dict[str, Size | Siz
     return {key: limits[key] for key in LIMIT_KEYS if key in limits}
 
 
+_OTHER_WORDS: Final = {"peak": "total", "footprint": "total", "leaked": "retained"}
+"""What users may call a limit, and its key."""
+
+
 def require_known(owner: str, given: Iterable[str], keys: tuple[str, ...]) -> None:
     """Raise `MarkerError` for the first name among ``given`` that is none of ``keys``."""
     for key in given:
         if key not in keys:
-            near = meant(key, keys)
+            near = meant(_OTHER_WORDS.get(key, key), keys)
             raise MarkerError(f"{owner} has no argument {key!r}{near}; it takes {', '.join(keys)}")
 
 

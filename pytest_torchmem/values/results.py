@@ -214,9 +214,9 @@ class Result(JsonFields):
         counters: The allocator's own numbers; None where the device keeps none (the CPU).
         has_backward: False when nothing in the window kept anything for a backward pass, so that
             no ACTIVATION can exist by definition.
-        unexplained_bytes: What does not reconcile with the allocator's own total, where there is
-            one, or with what is alive at the end.
-        blind_spots: What the figures do not contain, or may not, in a sentence each.
+        unexplained_bytes: Bytes by which the numbers differ from the allocator's own total, if it
+            has one, or from what is alive at the end.
+        blind_spots: Memory that the numbers lack, or may lack, in a sentence each.
         at_most: The most that the peak can be, in bytes, where it was estimated or a GPU simulated;
             ``peak.total`` is the least. Both are equal unless a kernel or a library takes memory
             for itself that depends on the processor or the GPU, and that could matter at the peak.

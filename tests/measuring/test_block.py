@@ -429,12 +429,15 @@ def test_what_a_block_left_alive_is_named_with_what_holds_it():
 
 def test_a_block_prints_its_name_and_its_numbers():
     block = measure("step", device="cpu")
-    assert repr(block) == "<Measure 'step': nothing has been measured yet>"
+    assert repr(block) == "<'step' has no numbers: nothing has been measured yet>"
     with block:
-        assert repr(block) == "<Measure 'step': it is still open>"
+        assert repr(block) == "<'step' has no numbers: it is still open>"
+        with block.region("part") as part:
+            assert repr(part).startswith("<the region 'part' is still open; ")
         kept = torch.ones(MiB // 4)
         del kept
-    assert repr(block) == "<Measure 'step': peak 1.0 MiB, retained 0 B>"
+    assert repr(block) == "<'step': peak 1.0 MiB, retained 0 B>"
+    assert repr(part) == "<'part': peak 0 B, retained 0 B>"
 
 
 def breaks_in_its_second_step() -> None:

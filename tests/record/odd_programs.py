@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call, grad, grad_and_value, jvp, vmap
-from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 functional = nn.functional
@@ -55,10 +54,6 @@ def jagged_tensors() -> None:
     (torch.nested.nested_tensor(parts) * 2).to_padded_tensor(0.0)
 
 
-def quantized_tensors() -> None:
-    torch.quantize_per_tensor(torch.ones(5000), 0.1, 0, torch.quint8).dequantize().sum()
-
-
 class _KeepsAStorage(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -83,23 +78,6 @@ def complex_numbers() -> None:
     torch.fft.irfft2(waves * waves.conj()).sum().backward()
 
 
-def generated(steps: int) -> Iterator[torch.Tensor]:
-    project, state = nn.Linear(64, 192), torch.ones(1, 64)
-    cache: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for _ in range(steps):
-        query, key, value = project(state).chunk(3, -1)
-        cache.append((key, value))
-        keys, values = (torch.cat(parts) for parts in zip(*cache, strict=True))
-        state = (query @ keys.t()).softmax(-1) @ values
-        yield state
-
-
-@torch.no_grad()
-def a_generator_with_a_cache() -> None:
-    for state in generated(10):
-        state.argmax()
-
-
 def optimizers_of_all_kinds() -> None:
     model = mlp()
     kinds: tuple[Callable[[Any], torch.optim.Optimizer], ...] = (
@@ -117,18 +95,6 @@ def optimizers_of_all_kinds() -> None:
             optimizer.zero_grad(set_to_none=False)
 
 
-def an_average_of_weights() -> None:
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    average = torch.optim.swa_utils.AveragedModel(
-        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
-    )
-    for _ in range(2):
-        model(torch.ones(4, 64)).sum().backward()
-        optimizer.step()
-        average.update_parameters(model)
-
-
 def a_step_within_the_backward_pass() -> None:
     model = mlp()
     handles = []
@@ -144,19 +110,6 @@ def a_step_within_the_backward_pass() -> None:
         model(torch.ones(8, 64)).sum().backward()
     for handle in handles:
         handle.remove()
-
-
-def tied_weights() -> None:
-    table, head = nn.Embedding(100, 64), nn.Linear(64, 100, bias=False)
-    head.weight = table.weight
-    functional.cross_entropy(head(table(torch.arange(30))), torch.arange(30)).backward()
-
-
-def weights_that_are_computed() -> None:
-    layers = [parametrizations.weight_norm(nn.Linear(64, 64)) for _ in range(2)]
-    layers.append(parametrizations.spectral_norm(nn.Linear(64, 64)))
-    layers.append(prune.l1_unstructured(nn.Linear(64, 64), "weight", amount=0.3))
-    nn.Sequential(*layers)(torch.ones(4, 64)).sum().backward()
 
 
 class _Subclass(torch.Tensor):
@@ -215,19 +168,6 @@ def saved_tensors_elsewhere() -> None:
         mlp()(torch.ones(16, 64)).sum().backward()
 
 
-def a_penalty_on_gradients() -> None:
-    model, x = mlp(), torch.ones(8, 64, requires_grad=True)
-    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-    ((slope.norm(dim=1) - 1) ** 2).mean().backward()
-
-
-def recurrence() -> None:
-    cell, state = nn.GRUCell(32, 64), torch.zeros(4, 64)
-    for _ in range(6):
-        state = cell(torch.ones(4, 32), state)
-    state.sum().backward()
-
-
 def modules_from_nothing() -> None:
     with torch.device("meta"):
         model = mlp()
@@ -253,22 +193,15 @@ ODD_PROGRAMS: tuple[Callable[[], None], ...] = (
     sparse_tensors,
     a_sparse_gradient,
     jagged_tensors,
-    quantized_tensors,
     a_function_that_keeps_a_storage,
     complex_numbers,
-    a_generator_with_a_cache,
     optimizers_of_all_kinds,
-    an_average_of_weights,
     a_step_within_the_backward_pass,
-    tied_weights,
-    weights_that_are_computed,
     a_subclass,
     storages_that_move,
     files_and_copies,
     functions_without_state,
     saved_tensors_elsewhere,
-    a_penalty_on_gradients,
-    recurrence,
     modules_from_nothing,
     converted_modules,
 )

@@ -91,3 +91,20 @@ def test_a_deep_copy_is_made_by_the_line_that_copies() -> None:
     (cause,) = [c for c in result.peak.live if c.category is Category.TEMPORARY]
     assert cause.source is not None
     assert cause.source.line == body.__code__.co_firstlineno + 1
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_memory_that_moves_to_be_shared_counts_where_it_is(was_there: bool) -> None:
+    kept = [from_numpy()] if was_there else []
+
+    def body() -> None:
+        if not kept:
+            kept.append(from_numpy())
+        kept[0].sum()
+        kept[0].share_memory_()
+        kept[0].sum()
+
+    # What numpy had is freed, and what is shared was made in the body.
+    result = measured(body)
+    assert result.retained.total == 4 * MiB
+    assert result.peak.total == 2 * 4 * MiB

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import cProfile
 import gc
 import importlib.util
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+import pytest_torchmem
 from pytest_torchmem.record.environment import library_paths
 from pytest_torchmem.values.contributors import Source
 from tests.measured import measured
@@ -59,6 +61,28 @@ def test_what_a_body_sets_as_profile_function_stays(own_profile_function: None) 
 
     measured(lambda: sys.setprofile(profile))
     assert sys.getprofile() is profile
+
+
+def test_a_profile_function_does_not_see_us_look(own_profile_function: None) -> None:
+    ours, seen = str(Path(pytest_torchmem.__file__).parent), set()
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(ours):
+            seen.add(frame.f_code.co_name)
+
+    def body() -> None:
+        sys.setprofile(profile)
+        layer = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+        layer(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        copy.deepcopy(layer)
+        sys.setprofile(None)
+
+    measured(body)
+    assert {"quietly", "_run", "forward"} <= seen
+    # What looks at modules, graphs and storages calls most.
+    assert seen.isdisjoint({"sample", "before_backward", "after_backward", "_log_held", "owner"})
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="cProfile listens in another way")

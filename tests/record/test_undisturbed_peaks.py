@@ -45,7 +45,7 @@ def test_a_profiled_peak_is_the_unprofiled_one_and_the_measured_one(tmp_path: Pa
     )
     assert done.returncode == 0, done.stderr
     peaks = json.loads(done.stdout)
-    assert len(peaks) >= 30
+    assert len(peaks) >= 25
     for program, peak in peaks.items():
         assert peak["measured"] == peak["alone"] > 4096, program
         # The profiler's own tables are aligned like tensors now and then.

@@ -200,18 +200,20 @@ def test_the_pool_of_the_driver_counts_what_is_used_and_keeps_what_is_freed(pyte
         from torch import cuda
 
         def held():
-            return [size() >> 20 for size in (cuda.memory_allocated, cuda.memory_reserved)]
+            sizes = cuda.memory_allocated, cuda.memory_reserved
+            peaks = cuda.max_memory_allocated, cuda.max_memory_reserved
+            return [size() >> 20 for size in (*sizes, *peaks)]
 
         x, y = (torch.empty(10 << 20, dtype=torch.uint8, device="cuda") for _ in range(2))
         del x
         cuda.synchronize()
-        print(*held(), cuda.max_memory_allocated() >> 20)
+        print(*held())
         cuda.empty_cache()
         cuda.reset_peak_memory_stats()
-        print(*held(), cuda.max_memory_allocated() >> 20)
+        print(*held())
     """
     lines = sees(pytester, code, "--gpu", "L4", "--", "python")
-    assert lines[-2:] == ["10 20 20", "10 10 10"]
+    assert lines[-2:] == ["10 20 20 20", "10 10 10 10"]
 
 
 def test_memory_runs_out_at_the_size_of_the_gpu():
@@ -374,10 +376,17 @@ def test_a_device_that_is_not_there_is_named_in_the_words_of_cuda():
 
 
 def test_a_convolution_has_the_workspace_that_cudnn_plans(pytester):
-    """The numbers are those of a real GPU, from a snapshot in ``JasperSolt/EoR_NN``."""
+    """The numbers are those of a real GPU, from a snapshot in ``JasperSolt/EoR_NN``.
+
+    cuDNN 9.10 ranks another plan first for the widest of them, which copies all that it takes and
+    returns (30 and 16 channels of 256 x 256 pixels, weights of 3 x 3) into another layout.
+    """
     require_planner()
     lines = sees(pytester, CONVOLUTIONS, "--gpu", "A100", "--", "python")
-    assert lines[:6] == ["82880", "50168", "51328", "84032", "205056", "204928"]
+    widest, version = 82880, torch.backends.cudnn.version()
+    if version is not None and version // 100 == 910:
+        widest = 4 * ((30 + 16) * 256 * 256 + 30 * 16 * 3 * 3) + 16
+    assert lines[:6] == [str(widest), "50168", "51328", "84032", "205056", "204928"]
     assert not lines[6]
 
 

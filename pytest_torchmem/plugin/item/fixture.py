@@ -38,10 +38,10 @@ class Torchmem:
     def measure(self, name: str) -> contextlib.AbstractContextManager[Region]:
         """Return a context manager that measures a region and yields its results.
 
-        ``peak``, ``retained`` and the other results of the region can be read from the end of its
-        block on. In a body that cannot be measured, reading one raises `RecordingError`; in a
-        warm-up run it ends that run, and under ``--torchmem=off`` it skips the test. Raises
-        `MarkerError` for a name that cannot be used and outside of the test body.
+        Read ``peak``, ``retained`` and the other results after the block. If the body cannot be
+        measured, reading one raises `RecordingError`; in a warm-up run it ends that run, and under
+        ``--torchmem=off`` it skips the test. Raises `MarkerError` for a name that cannot be used
+        and outside of the test body.
         """
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
             raise MarkerError(f"torchmem.measure needs the region's name, got {name!r}")
@@ -68,8 +68,7 @@ class Torchmem:
         """Return what a program takes on a GPU that is not there, or what a graph needs.
 
         It is `pytest_torchmem.estimate`, which has the arguments and the errors. The body's limits
-        and baselines do not hold for it, and the process that runs it is no part of what is
-        measured. Raises `MarkerError` outside of the test body, too.
+        and baselines do not count it. Raises `MarkerError` outside of the test body, too.
         """
         from pytest_torchmem.measuring.estimate import estimate  # most tests need none
 

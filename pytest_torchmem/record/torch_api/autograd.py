@@ -11,17 +11,17 @@ import torch
 from torch.autograd.graph import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pytest_torchmem.record.torch_api import Checked, profiler
+from pytest_torchmem.record.torch_api import ALL_RELEASES, Checked, profiler
 
 CHECKED: Final[Checked] = {
-    "torch._C._current_graph_task_id": ("2.10.0", "2.15.0"),
-    "torch._C._functorch.get_unwrapped": ("2.10.0", "2.15.0"),
-    "torch._C._functorch.is_functorch_wrapped_tensor": ("2.10.0", "2.15.0"),
-    "torch._C._functorch.peek_interpreter_stack": ("2.10.0", "2.15.0"),
-    "torch.autograd.Variable._execution_engine": ("2.10.0", "2.15.0"),
-    "torch.autograd._engine_run_backward": ("2.10.0", "2.15.0"),
-    "torch.autograd.graph.Node._raw_saved_*": ("2.10.0", "2.15.0"),
-    "torch.utils._python_dispatch._disable_current_modes": ("2.10.0", "2.15.0"),
+    "torch._C._current_graph_task_id": ALL_RELEASES,
+    "torch._C._functorch.get_unwrapped": ALL_RELEASES,
+    "torch._C._functorch.is_functorch_wrapped_tensor": ALL_RELEASES,
+    "torch._C._functorch.peek_interpreter_stack": ALL_RELEASES,
+    "torch.autograd.Variable._execution_engine": ALL_RELEASES,
+    "torch.autograd._engine_run_backward": ALL_RELEASES,
+    "torch.autograd.graph.Node._raw_saved_*": ALL_RELEASES,
+    "torch.utils._python_dispatch._disable_current_modes": ALL_RELEASES,
 }
 
 #: Whether a tensor stands for another one within a ``torch.func`` transform.

@@ -15,20 +15,20 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
 
-from pytest_torchmem.record.torch_api import Checked
+from pytest_torchmem.record.torch_api import ALL_RELEASES, Checked
 
 CHECKED: Final[Checked] = {
     "torch._C._dynamo.eval_frame._FrameAction": ("2.13.0", "2.13.0"),
     "torch._C._dynamo.eval_frame._FrameExecStrategy": ("2.13.0", "2.13.0"),
     "torch._C._dynamo.eval_frame.set_code_exec_strategy": ("2.13.0", "2.13.0"),
     "torch._C._dynamo.eval_frame.set_eval_frame": ("2.13.0", "2.13.0"),
-    "torch._dynamo": ("2.10.0", "2.15.0"),
-    "torch._dynamo.callback": ("2.10.0", "2.15.0"),
+    "torch._dynamo": ALL_RELEASES,
+    "torch._dynamo.callback": ALL_RELEASES,
     "torch._dynamo.eval_frame._maybe_set_eval_frame": ("2.13.0", "2.13.0"),
     "torch._dynamo.eval_frame.set_eval_frame": ("2.13.0", "2.13.0"),
     "torch._guards.CompileContext.try_get": ("2.13.0", "2.13.0"),
-    "torch._inductor": ("2.10.0", "2.15.0"),
-    "torch._inductor.codecache": ("2.10.0", "2.15.0"),
+    "torch._inductor": ALL_RELEASES,
+    "torch._inductor.codecache": ALL_RELEASES,
     "torch._inductor.output_code.CompiledFxGraph.__call__": ("2.13.0", "2.13.0"),
 }
 

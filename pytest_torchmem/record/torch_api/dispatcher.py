@@ -7,14 +7,14 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchmem.record.torch_api import Checked
+from pytest_torchmem.record.torch_api import ALL_RELEASES, Checked
 
 CHECKED: Final[Checked] = {
-    "torch._C.ComplexType": ("2.10.0", "2.15.0"),
-    "torch._C.DisableTorchFunction": ("2.10.0", "2.15.0"),
-    "torch._C._DisableTorchDispatch": ("2.10.0", "2.15.0"),
-    "torch._C._jit_get_schemas_for_operator": ("2.10.0", "2.15.0"),
-    "torch._ops.OpOverload._schema": ("2.10.0", "2.15.0"),
+    "torch._C.ComplexType": ALL_RELEASES,
+    "torch._C.DisableTorchFunction": ALL_RELEASES,
+    "torch._C._DisableTorchDispatch": ALL_RELEASES,
+    "torch._C._jit_get_schemas_for_operator": ALL_RELEASES,
+    "torch._ops.OpOverload._schema": ALL_RELEASES,
 }
 
 #: The type of a complex number in a schema; its like for other numbers are public.

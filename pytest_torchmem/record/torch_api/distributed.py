@@ -16,18 +16,18 @@ from urllib.parse import parse_qs, urlparse
 
 import torch.distributed as dist
 
-from pytest_torchmem.record.torch_api import Checked
+from pytest_torchmem.record.torch_api import ALL_RELEASES, NEWEST, Checked
 
 CHECKED: Final[Checked] = {
-    "torch.distributed.rendezvous._rendezvous_handlers": ("2.10.0", "2.15.0"),
-    "torch.distributed.distributed_c10d.ProcessGroupGloo": ("2.10.0", "2.15.0"),
-    "torch.distributed.distributed_c10d._new_process_group_helper": ("2.13.0", "2.15.0"),
-    "torch.distributed.distributed_c10d._tensor_to_object": ("2.13.0", "2.15.0"),
-    "torch.distributed.optim.zero_redundancy_optimizer._broadcast_object": ("2.10.0", "2.15.0"),
+    "torch.distributed.rendezvous._rendezvous_handlers": ALL_RELEASES,
+    "torch.distributed.distributed_c10d.ProcessGroupGloo": ALL_RELEASES,
+    "torch.distributed.distributed_c10d._new_process_group_helper": ("2.13.0", NEWEST),
+    "torch.distributed.distributed_c10d._tensor_to_object": ("2.13.0", NEWEST),
+    "torch.distributed.optim.zero_redundancy_optimizer._broadcast_object": ALL_RELEASES,
     "torch.distributed.fsdp._optim_utils._convert_state_with_orig_params": ("2.10.0", "2.13.0"),
-    "torch._C._distributed_c10d.FakeProcessGroup": ("2.10.0", "2.15.0"),
-    "torch._C._distributed_c10d.FakeProcessGroup._create_internal": ("2.11.0", "2.15.0"),
-    "torch._C._distributed_c10d.Backend._set_sequence_number_for_group": ("2.10.0", "2.15.0"),
+    "torch._C._distributed_c10d.FakeProcessGroup": ALL_RELEASES,
+    "torch._C._distributed_c10d.FakeProcessGroup._create_internal": ("2.11.0", NEWEST),
+    "torch._C._distributed_c10d.Backend._set_sequence_number_for_group": ALL_RELEASES,
 }
 
 #: Makes the store of a rank of so many; yields it with both numbers.

@@ -8,15 +8,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from pytest_torchmem.record.torch_api import Checked, dispatcher
+from pytest_torchmem.record.torch_api import ALL_RELEASES, Checked, dispatcher
 from pytest_torchmem.values.errors import is_of_a_signal
 
 CHECKED: Final[Checked] = {
-    "torch._subclasses.fake_tensor.FakeTensor": ("2.10.0", "2.15.0"),
-    "torch.Tensor._indices": ("2.10.0", "2.15.0"),
-    "torch.Tensor._values": ("2.10.0", "2.15.0"),
-    "torch.UntypedStorage._cdata": ("2.10.0", "2.15.0"),
-    "torch.utils._python_dispatch.is_traceable_wrapper_subclass": ("2.10.0", "2.15.0"),
+    "torch._subclasses.fake_tensor.FakeTensor": ALL_RELEASES,
+    "torch.Tensor._indices": ALL_RELEASES,
+    "torch.Tensor._values": ALL_RELEASES,
+    "torch.UntypedStorage._cdata": ALL_RELEASES,
+    "torch.utils._python_dispatch.is_traceable_wrapper_subclass": ALL_RELEASES,
 }
 
 #: Gives a storage another size, and so another place.

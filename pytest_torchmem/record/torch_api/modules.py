@@ -8,15 +8,15 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchmem.record.torch_api import Checked
+from pytest_torchmem.record.torch_api import ALL_RELEASES, Checked
 from pytest_torchmem.values.errors import is_of_a_signal
 
 CHECKED: Final[Checked] = {
-    "torch.nn.Module._apply": ("2.10.0", "2.15.0"),
-    "torch.nn.Module._buffers": ("2.10.0", "2.15.0"),
-    "torch.nn.Module._modules": ("2.10.0", "2.15.0"),
-    "torch.nn.Module._parameters": ("2.10.0", "2.15.0"),
-    "torch.nn.Module._wrapped_call_impl": ("2.10.0", "2.15.0"),
+    "torch.nn.Module._apply": ALL_RELEASES,
+    "torch.nn.Module._buffers": ALL_RELEASES,
+    "torch.nn.Module._modules": ALL_RELEASES,
+    "torch.nn.Module._parameters": ALL_RELEASES,
+    "torch.nn.Module._wrapped_call_impl": ALL_RELEASES,
 }
 
 #: Gives each tensor of a module's its place on another device, or another type.

@@ -27,28 +27,28 @@ from torch._C._profiler import (
     _TensorMetadata,
 )
 
-from pytest_torchmem.record.torch_api import Checked
+from pytest_torchmem.record.torch_api import ALL_RELEASES, Checked
 from pytest_torchmem.values.errors import RecordingError
 
 CHECKED: Final[Checked] = {
-    "torch._C._autograd._KinetoEvent": ("2.10.0", "2.15.0"),
-    "torch._C._autograd._ProfilerResult": ("2.10.0", "2.15.0"),
-    "torch._C._autograd._disable_profiler": ("2.10.0", "2.15.0"),
-    "torch._C._autograd._enable_profiler": ("2.10.0", "2.15.0"),
-    "torch._C._autograd._enable_record_function": ("2.10.0", "2.15.0"),
-    "torch._C._autograd._prepare_profiler": ("2.10.0", "2.15.0"),
-    "torch._C._autograd._profiler_enabled": ("2.10.0", "2.15.0"),
+    "torch._C._autograd._KinetoEvent": ALL_RELEASES,
+    "torch._C._autograd._ProfilerResult": ALL_RELEASES,
+    "torch._C._autograd._disable_profiler": ALL_RELEASES,
+    "torch._C._autograd._enable_profiler": ALL_RELEASES,
+    "torch._C._autograd._enable_record_function": ALL_RELEASES,
+    "torch._C._autograd._prepare_profiler": ALL_RELEASES,
+    "torch._C._autograd._profiler_enabled": ALL_RELEASES,
     "torch.autograd.profiler.profile._stats": ("2.13.0", "2.13.0"),
-    "torch._C._profiler._ExtraFields_Allocation": ("2.10.0", "2.15.0"),
-    "torch._C._profiler._ExtraFields_OutOfMemory": ("2.10.0", "2.15.0"),
-    "torch._C._profiler._ExtraFields_PyCCall": ("2.10.0", "2.15.0"),
-    "torch._C._profiler._ExtraFields_PyCall": ("2.10.0", "2.15.0"),
-    "torch._C._profiler._ExtraFields_TorchOp": ("2.10.0", "2.15.0"),
-    "torch._C._profiler._NNModuleInfo": ("2.10.0", "2.15.0"),
-    "torch._C._profiler._OptimizerInfo": ("2.10.0", "2.15.0"),
-    "torch._C._profiler._ProfilerEvent": ("2.10.0", "2.15.0"),
-    "torch._C._profiler._RecordFunctionFast": ("2.10.0", "2.15.0"),
-    "torch._C._profiler._TensorMetadata": ("2.10.0", "2.15.0"),
+    "torch._C._profiler._ExtraFields_Allocation": ALL_RELEASES,
+    "torch._C._profiler._ExtraFields_OutOfMemory": ALL_RELEASES,
+    "torch._C._profiler._ExtraFields_PyCCall": ALL_RELEASES,
+    "torch._C._profiler._ExtraFields_PyCall": ALL_RELEASES,
+    "torch._C._profiler._ExtraFields_TorchOp": ALL_RELEASES,
+    "torch._C._profiler._NNModuleInfo": ALL_RELEASES,
+    "torch._C._profiler._OptimizerInfo": ALL_RELEASES,
+    "torch._C._profiler._ProfilerEvent": ALL_RELEASES,
+    "torch._C._profiler._RecordFunctionFast": ALL_RELEASES,
+    "torch._C._profiler._TensorMetadata": ALL_RELEASES,
     "torch._C._profiler.RecordScope": ("2.13.0", "2.13.0"),
 }
 

@@ -8,7 +8,13 @@ from html import escape
 from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import lines_of
-from pytest_torchmem.report.text.tables import composition, left_out, line_place, unlisted_lines
+from pytest_torchmem.report.text.tables import (
+    composition,
+    left_out,
+    line_place,
+    line_word,
+    unlisted_lines,
+)
 from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import device_shown
 from pytest_torchmem.values.measured import MeasuredTest, Window
@@ -161,10 +167,11 @@ def _details(test: MeasuredTest) -> str:
 def _causes(window: Window) -> Iterator[str]:
     lines = lines_of(window)
     if lines:
-        yield "\n| change | of | operator | module | source |\n|---:|---|---|---|---|"
+        yield "\n| change | kind | of | operator | module | source |\n|---:|---|---|---|---|---|"
     for line in lines[:_CAUSES]:
         cells = " | ".join(map(_code, line_place(line)))
-        yield f"| {format_change(line.size_bytes)} | {composition(line)} | {cells} |"
+        what = f"{format_change(line.size_bytes)} | {line_word(line)} | {composition(line)}"
+        yield f"| {what} | {cells} |"
     if lines:
         sizes = [line.size_bytes for line in lines]
         more = left_out(sizes, format_change, _CAUSES) + unlisted_lines(lines, window.told_by)

@@ -102,9 +102,9 @@ def line_place(line: LineDifference) -> tuple[str, str, str]:
 
 
 def unlisted_lines(lines: Sequence[LineDifference], changed_number: ChangedNumber) -> list[str]:
-    """Return a line about what is too small to be listed; nothing where the rows are all."""
+    """Return a line about parts that no side lists; nothing where the rows are all."""
     rest = changed_number.by_bytes - sum(line.size_bytes for line in lines)
-    return [f"and {format_change(rest)} too small to be listed"] if rest else []
+    return [f"and {format_change(rest)} in parts that are not listed"] if rest else []
 
 
 def largest(amounts: CategoryBytes, count: int = len(Category)) -> str:

@@ -157,6 +157,7 @@ BAD = {
     "'1 Gibibyte'": "cannot read '1 Gibibyte' as a size",
     "-1": "a size cannot be negative",
     "activations='1GiB'": "no argument 'activations' (did you mean 'activation'?)",
+    "peak='1GiB'": "no argument 'peak' (did you mean 'total'?)",
     "'1GiB', '2GiB'": "takes one positional argument",
     "'1GiB', total='2GiB'": "got the total twice",
     "": "needs a limit",

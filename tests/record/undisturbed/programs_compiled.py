@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from torch import fx, nn
-from torch.func import grad, vmap
-from torch.utils.checkpoint import checkpoint
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
 
 from tests.record.undisturbed.state import counts, nightly, prepared, program
 
@@ -83,53 +82,6 @@ def a_function(function, **options):
     return make
 
 
-def broken(model, x):
-    y = model(x)
-    torch._dynamo.graph_break()
-    return y.sum() if float(y.detach().sum()) > 1e9 else model(y)
-
-
-def an_optimizer(kind):
-    def make():
-        model, x = Layers(), torch.randn(2, 4)
-        optimizer = kind(model.layers[:2].parameters())
-        step = compiled(optimizer.step)
-
-        def run():
-            model(x).sum().backward()
-            step()
-            optimizer.zero_grad()
-            return model.state_dict()
-
-        return run
-
-    return make
-
-
-def a_whole_step():
-    model, x = Layers(), torch.randn(2, 4)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    @compiled
-    def run():
-        loss = model(x).sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return run
-
-
-def many_shapes(**options):
-    def make():
-        model = Layers()
-        function = compiled(model, **options)
-        return lambda: [function(torch.ones(n, 4)) for n in (2, 3, 5)]
-
-    return make
-
-
 def with_hooks(model, x):
     handle = model.layers[0].register_forward_hook(lambda m, i, o: o * 2)
     try:
@@ -149,56 +101,167 @@ class Cubed(torch.autograd.Function):
         return gradient * 3 * ctx.saved_tensors[0] ** 2
 
 
-def annotated(model, x):
-    with torch.profiler.record_function("mine"):
-        return model(x)
+def saves_in_another_way(model, x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t):
+        return model(x).exp().sum()
 
 
-def annotated_in_what_is_not_traced(model, x):
-    return torch.compiler.disable(annotated, recursive=False)(model, x)
+def trained(model, function, **changes):
+    x = torch.randn(2, 4)
+
+    def run():
+        with torch._dynamo.config.patch(**changes):
+            function(x).sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    return run
 
 
-def without_gradients(model, x):
-    with torch.no_grad():
-        return model(x)
+def the_backward_pass_too():
+    model = Layers()
+    return trained(model, compiled(model), compiled_autograd=True)
 
 
-def in_low_precision(model, x):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return model(x).float()
+def with_hooks_that_come_and_go():
+    model, x = Layers(), torch.randn(3, 4)
+    function = compiled(model)
+
+    def run():
+        found = [function(x)]
+        for register in (
+            model.register_forward_hook,
+            nn.modules.module.register_module_forward_hook,
+        ):
+            handle = register(lambda module, inputs, output: output * 2)
+            try:
+                found.append(function(x))
+            finally:
+                handle.remove()
+        return found
+
+    return run
 
 
-def of_a_conditional(model, x):
-    return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+def ignore(*_):
+    """Is a hook that does nothing."""
+
+
+REGISTER = (
+    nn.modules.module.register_module_module_registration_hook,
+    nn.modules.module.register_module_parameter_registration_hook,
+    register_optimizer_step_pre_hook,
+)
+
+
+def steps():
+    model, x = Layers(), torch.randn(2, 4)
+    optimizer = torch.optim.AdamW(model.layers[:2].parameters(), foreach=True)
+    function, step = compiled(model), compiled(optimizer.step)
+
+    def run():
+        function(x).sum().backward()
+        step()
+        optimizer.zero_grad()
+        return model.state_dict()
+
+    return run
+
+
+@nightly
+@prepared
+def runs_compiled_beside_hooks_of_the_users():
+    handles = [register(ignore) for register in REGISTER]
+    run = steps()
+    run(), run()
+
+    def again():
+        try:
+            with torch._dynamo.config.patch(error_on_recompile=True):
+                return counted(run())
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    return again
+
+
+@nightly
+@prepared
+def runs_compiled_beside_hooks_that_come_and_go():
+    """Dynamo guards on the number of a hook, and each registration has its own: bare, too."""
+    run = steps()
+
+    def with_hooks():
+        handles = [register(ignore) for register in REGISTER]
+        try:
+            return run()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    with_hooks(), with_hooks()
+    before = counts()
+    return lambda: (before, counted(with_hooks()))
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        return out * 2 if func is torch.sin else out
+
+
+def in_a_mode():
+    function = compiled(lambda x: torch.sin(x) + 1)
+
+    def run():
+        with Doubling():
+            return function(torch.ones(3))
+
+    return run
+
+
+def on_a_thread():
+    function = compiled(lambda x: x.sin() + 1)
+
+    def run():
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(function, torch.ones(3)).result()
+
+    return run
+
+
+def has_side_effects():
+    # To name such a function imports the compiler.
+    @torch.compiler.disable(recursive=False)
+    def as_it_is(x):
+        return x * 2
+
+    @torch.compiler.assume_constant_result
+    def a_constant():
+        return 3
+
+    model, x, kept = Layers(), torch.randn(2, 4), []
+
+    def step():
+        model.count = 1 + model.count % 2
+        kept.append(model(x).sum())
+        y = kept.pop()
+        return as_it_is(y) * a_constant() + len(kept)
+
+    return compiled(step)
 
 
 KINDS = {
     "module": a_module(),
-    "fullgraph": a_module(fullgraph=True),
-    "module_eagerly": a_module(backend="eager"),
-    "module_of_any_shape": many_shapes(dynamic=True),
-    "module_of_many_shapes": many_shapes(),
-    "function": a_function(lambda m, x: x.sin() + x.cos()),
-    "graph_break": a_function(broken),
-    "adam": an_optimizer(lambda p: torch.optim.AdamW(p, foreach=True)),
-    "sgd": an_optimizer(lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)),
-    "step": a_whole_step,
     "hooks": a_function(with_hooks),
     "autograd_function": a_function(lambda m, x: Cubed.apply(m(x))),
-    "annotation": a_function(annotated),
-    "annotation_not_traced": a_function(annotated_in_what_is_not_traced),
-    "inference": a_function(without_gradients),
-    "autocast": a_function(in_low_precision),
-    "transform": a_function(lambda m, x: vmap(grad(lambda r: (r * r).sum()))(x)),
-    "checkpoint": a_function(lambda m, x: checkpoint(m, x, use_reentrant=False)),
-    "gradient": a_function(lambda m, x: torch.autograd.grad(m(x).sum(), m.layers[0].weight)),
-    "copy": a_function(lambda m, x: copy.deepcopy(m)(x)),
-    "disabled": a_function(lambda m, x: torch.compiler.disable(m.forward)(x) + 1),
-    "condition": a_function(of_a_conditional),
-    "dropout": a_function(lambda m, x: nn.functional.dropout(x, 0.5)),
-    "new_module": a_function(lambda m, x: nn.Linear(4, 2)(x)),
-    "inductor_function": a_function(lambda m, x: x.sin() + x.cos(), backend="inductor"),
     "inductor_module": a_module(backend="inductor"),
+    "side_effects": has_side_effects,
+    "saving": a_function(saves_in_another_way),
+    "backward": the_backward_pass_too,
+    "other_hooks": with_hooks_that_come_and_go,
+    "mode": in_a_mode,
+    "thread": on_a_thread,
 }
 for name, make in KINDS.items():
     first_and_warm(name, make)
@@ -222,63 +285,3 @@ def resets_the_compiler_that_compiled():
     function(torch.ones(2))
     torch.compiler.reset()
     return counted(function(torch.ones(2)))
-
-
-@program
-def explains_what_is_compiled():
-    found = torch._dynamo.explain(lambda x: x.sin() + 1)(torch.ones(2))
-    return found.graph_count, found.graph_break_count
-
-
-@program
-def exports_what_is_not_compiled():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 2)
-
-        def forward(self, x):
-            return self.linear(x).relu()
-
-    model = Model()
-    exported = torch.export.export(model, (torch.ones(2, 4),))
-    return exported.module()(torch.ones(2, 4)), [n.name for n in exported.graph.nodes]
-
-
-@program
-def traces_symbolically():
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    traced = fx.symbolic_trace(model)
-    fx.passes.shape_prop.ShapeProp(traced).propagate(torch.ones(2, 4))
-    made = fx.experimental.proxy_tensor.make_fx(lambda x: x.sin() * 2)(torch.ones(2))
-    return traced.code, made.code, traced(torch.ones(2, 4))
-
-
-@program
-def interprets_a_graph():
-    traced = fx.symbolic_trace(lambda x: x + 1)
-    return fx.Interpreter(traced).run(torch.ones(2))
-
-
-def branches(x: torch.Tensor) -> torch.Tensor:
-    return x + 1 if x.sum() > 0 else x - 1
-
-
-@program
-def scripts():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        function = torch.jit.script(branches)
-        model = torch.jit.script(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))
-        return function.code, function(torch.ones(2)), model(torch.ones(1, 4)), model.code
-
-
-@program
-def traces_for_torchscript():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5)).eval()
-        traced = torch.jit.trace(model, torch.ones(1, 4))
-        frozen = torch.jit.freeze(traced)
-        fork = torch.jit.fork(torch.add, torch.ones(2), 1)
-        return traced.code, frozen(torch.ones(1, 4)), torch.jit.wait(fork)

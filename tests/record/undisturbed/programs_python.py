@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import ast
-import asyncio
-import atexit
-import contextlib
-import contextvars
 import cProfile
 import ctypes
 import gc
-import importlib
-import io
-import multiprocessing
 import os
-import pdb
 import pstats
-import queue
 import random
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
-import tracemalloc
-import types
-import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +22,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.record.undisturbed.state import nightly, prepared, program
+from tests.record.undisturbed.state import prepared, program
 
 
 def work(size=4):
@@ -60,40 +45,6 @@ def generates():
 
 
 @program
-def awaits():
-    async def one(n):
-        await asyncio.sleep(0)
-        return torch.ones(n) * n
-
-    async def all_of_them():
-        async with asyncio.timeout(30) if hasattr(asyncio, "timeout") else contextlib.nullcontext():
-            return await asyncio.gather(*(one(n) for n in range(3)))
-
-    return asyncio.run(all_of_them())
-
-
-@program
-def awaits_a_thread():
-    async def ask():
-        return await asyncio.get_running_loop().run_in_executor(None, sum, [1, 2])
-
-    return asyncio.run(ask())
-
-
-@program
-def sets_context_variables():
-    variable = contextvars.ContextVar("of the body", default=0)
-    context = contextvars.copy_context()
-    context.run(variable.set, 5)
-    return variable.get(), context[variable], context.run(work)
-
-
-@program
-def raises():
-    raise KeyError("mine")
-
-
-@program
 def raises_in_a_module():
     class Broken(nn.Module):
         def forward(self, x):
@@ -105,47 +56,6 @@ def raises_in_a_module():
         frames = traceback.extract_tb(error.__traceback__)
         return error, [f.name for f in frames], error.__context__
     return None
-
-
-@program
-def raises_a_group_of_errors():
-    try:
-        try:
-            raise ValueError("first")
-        except ValueError as error:
-            raise TypeError("second") from error
-    except TypeError as error:
-        return error, error.__cause__, "".join(traceback.format_exception(error)).count("File")
-
-
-@program
-def recurses_too_deep():
-    def deeper(n):
-        return deeper(n + 1) + 1
-
-    try:
-        deeper(0)
-    except RecursionError as error:
-        return type(error), work()
-    return None
-
-
-@program
-def knows_its_own_depth():
-    frame: types.FrameType | None = sys._getframe()
-    names = []
-    while frame is not None and "pytest" not in frame.f_code.co_filename:
-        names.append(frame.f_code.co_name)
-        frame = frame.f_back
-    return names[:1], [f.function for f in __import__("inspect").stack()][:1]
-
-
-@program
-def exits():
-    try:
-        sys.exit(3)
-    except SystemExit as error:
-        return error.code
 
 
 @program
@@ -170,43 +80,9 @@ def handles_signals():
     return seen
 
 
-def works_until_a_timer_rings(timer, signal_of_it):
-    seen = []
-    before = signal.signal(signal_of_it, lambda number, _: seen.append(number))
-    try:
-        signal.setitimer(timer, 0.01)
-        until = time.monotonic() + 30
-        while not seen and time.monotonic() < until:
-            work()
-    finally:
-        signal.setitimer(timer, 0)
-        signal.signal(signal_of_it, before)
-    return seen
-
-
-@program
-def sets_an_alarm():
-    return works_until_a_timer_rings(signal.ITIMER_REAL, signal.SIGALRM)
-
-
-@program
-def counts_its_processor_time():
-    return works_until_a_timer_rings(signal.ITIMER_PROF, signal.SIGPROF)
-
-
 @program
 def looks_at_the_collector():
     return gc.isenabled(), gc.get_threshold(), gc.get_freeze_count() > 1000, gc.get_debug()
-
-
-@program
-def looks_at_the_collector_after_a_while():
-    until = time.thread_time() + 0.2
-    seen = set()
-    while time.thread_time() < until:
-        torch.ones(4) + 1
-        seen.add(gc.get_threshold())
-    return sorted(seen)
 
 
 @program
@@ -216,20 +92,9 @@ def switches_the_collector_off():
         for _ in range(3):
             cycle: list[object] = [torch.ones(4)]
             cycle.append(cycle)
-        return gc.isenabled(), work()
+        return work(), gc.isenabled()
     finally:
         gc.enable()
-
-
-@program
-def tunes_the_collector():
-    before = gc.get_threshold()
-    gc.set_threshold(50, 2, 2)
-    try:
-        made = [[[]] for _ in range(200)]
-        return gc.get_threshold(), len(made)
-    finally:
-        gc.set_threshold(*before)
 
 
 @program
@@ -297,28 +162,6 @@ def counts_references_of_before():
     return run
 
 
-@program
-def starts_threads():
-    found, lock = [], threading.Lock()
-
-    def compute(n):
-        value = torch.ones(n).sum()
-        with lock:
-            found.append(value)
-
-    threads = [threading.Thread(target=compute, args=(n,)) for n in (1, 2)]
-    for thread in threads:
-        thread.start()
-        thread.join()
-    return found
-
-
-@program
-def trains_on_a_thread():
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(work, [2, 3]))
-
-
 @prepared
 def asks_a_pool_of_before():
     pool = ThreadPoolExecutor(1)
@@ -334,62 +177,12 @@ def asks_a_pool_of_before():
 
 
 @program
-def keeps_data_of_threads():
-    local, found = threading.local(), []
-    local.value = torch.ones(1)
-    thread = threading.Thread(target=lambda: found.append(hasattr(local, "value")))
-    thread.start()
-    thread.join()
-    return found, local.value
-
-
-@program
-def imports_while_a_thread_lives():
-    stop = threading.Event()
-    other = threading.Thread(target=stop.wait)
-    other.start()
-    try:
-        importlib.reload(importlib.import_module("colorsys"))
-        return work()
-    finally:
-        stop.set()
-        other.join()
-
-
-@program
 def looks_at_profile_functions_of_a_thread():
     found = []
     thread = threading.Thread(target=lambda: found.append(sys.getprofile()))
     thread.start()
     thread.join()
     return found, threading.getprofile(), threading.gettrace()
-
-
-@program
-def profiles_its_threads():
-    seen = []
-
-    def note(frame, event, _):
-        if frame.f_code is work.__code__:
-            seen.append(event)
-
-    threading.setprofile(note)
-    try:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    finally:
-        threading.setprofile(None)
-    return [event for event in seen if event in ("call", "return")]
-
-
-@program
-def hands_over_with_a_queue():
-    box = queue.Queue()
-    thread = threading.Thread(target=lambda: [box.put(n) for n in range(3)])
-    thread.start()
-    thread.join()
-    return [box.get() for _ in range(3)]
 
 
 @program
@@ -411,23 +204,6 @@ def traces_itself():
 
 
 @program
-def profiles_itself_with_a_function():
-    seen = []
-
-    def note(frame, event, _):
-        if frame.f_code is work.__code__ and event in ("call", "return"):
-            seen.append(event)
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return seen
-
-
-@program
 def profiles_itself():
     profile = cProfile.Profile()
     work()
@@ -435,90 +211,6 @@ def profiles_itself():
         work()
     names = {name for _, _, name in pstats.Stats(profile).stats}  # type: ignore[attr-defined]
     return "work" in names
-
-
-@program
-def looks_at_allocations_of_python():
-    tracemalloc.start()
-    try:
-        kept = [bytearray(1000) for _ in range(3)]
-        return tracemalloc.is_tracing(), tracemalloc.get_traced_memory()[0] > 3000, len(kept)
-    finally:
-        tracemalloc.stop()
-
-
-@program
-def debugs_itself():
-    script = io.StringIO("n\nc\n")
-    debugger = pdb.Pdb(stdin=script, stdout=io.StringIO(), nosigint=True, readrc=False)
-    debugger.use_rawinput = False
-    try:
-        return debugger.runcall(work)
-    finally:
-        sys.settrace(None)
-
-
-@program
-def warns():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warnings.warn("mine", stacklevel=1)
-        torch.ones(2, requires_grad=True).sum().backward(create_graph=False)
-        torch.range(0, 2)
-    return [str(w.message)[:20] for w in caught], len(caught)
-
-
-@program
-def changes_its_surroundings():
-    with tempfile.TemporaryDirectory() as folder:
-        here = Path.cwd()
-        os.chdir(folder)
-        os.environ["UNDISTURBED"] = "1"
-        try:
-            torch.save(torch.ones(2), "x.pt")
-            return torch.load("x.pt"), sorted(p.name for p in Path().iterdir())
-        finally:
-            os.chdir(here)
-            del os.environ["UNDISTURBED"]
-
-
-@program
-def forks():
-    x = torch.ones(4)
-    read, write = os.pipe()
-    if (child := os.fork()) == 0:
-        os.write(write, b"%d" % int(x.add_(1).sum()))
-        os._exit(7)
-    os.close(write)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    said = os.read(read, 9)
-    os.close(read)
-    return status, said, x
-
-
-def _add(box, count):
-    box.put(float(torch.ones(count).sum()))
-
-
-@program
-def forks_a_child_of_multiprocessing():
-    context = multiprocessing.get_context("fork")
-    box = context.SimpleQueue()
-    child = context.Process(target=_add, args=(box, 5))
-    child.start()
-    child.join(60)
-    return box.get(), child.exitcode
-
-
-no_such_name = None
-
-
-@program
-def executes_sources():
-    names = {"torch": torch}
-    exec(compile("def f(x): return x * 2\ny = f(torch.ones(2))", "<made>", "exec"), names)
-    tree = ast.parse("torch.ones(3).sum()", mode="eval")
-    return names["y"], eval(compile(tree, "<tree>", "eval"), names)
 
 
 @program
@@ -541,27 +233,6 @@ def calls_through_other_languages():
 
 
 @program
-def finalises():
-    seen = []
-
-    class Noted:
-        def __del__(self):
-            seen.append(float(torch.ones(2).sum()))
-
-    noted = Noted()
-    del noted
-    return seen
-
-
-@program
-def registers_for_the_end():
-    seen = []
-    function = atexit.register(seen.append, 1)
-    atexit.unregister(function)
-    return seen
-
-
-@program
 def hooks_exceptions_that_nobody_catches():
     seen, before = [], sys.unraisablehook
 
@@ -576,16 +247,6 @@ def hooks_exceptions_that_nobody_catches():
     finally:
         sys.unraisablehook = before
     return seen
-
-
-@program
-def patches_names_of_torch():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "ones", torch.zeros)
-        patch.setattr(torch.Tensor, "sum", lambda self: "patched")
-        patch.setattr(torch.nn.Linear, "forward", lambda self, x: x)
-        found = torch.ones(2), torch.rand(2).sum(), nn.Linear(2, 3)(torch.zeros(1, 2))
-    return found, torch.ones(2).sum()
 
 
 @program
@@ -609,14 +270,3 @@ def patches_what_is_measured_with():
 @program
 def draws_random_numbers_of_all_kinds():
     return random.random(), np.random.rand(2), torch.rand(2), os.urandom(0)
-
-
-# `looks_at_the_collector_after_a_while` is recorded as long, and cut as often.
-@nightly
-@program
-def runs_for_a_while():
-    x, until, steps = torch.zeros(4), time.thread_time() + 0.2, 0
-    while time.thread_time() < until:
-        x = x + 1
-        steps += 1
-    return bool((x == steps).all())

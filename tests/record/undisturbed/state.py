@@ -197,8 +197,8 @@ def _patched() -> dict[str, object]:
 
 
 def _is_there(where: str) -> bool:
-    """Return whether a name can be looked up without an import of the compiler."""
-    return "_dynamo" not in where or "torch._dynamo.eval_frame" in sys.modules
+    """Return whether a name can be looked up without an import."""
+    return not {where, where.rpartition(".")[0]}.isdisjoint(sys.modules)
 
 
 def _random_numbers() -> dict[str, object]:

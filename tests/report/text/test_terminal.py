@@ -138,7 +138,7 @@ def test_a_table_without_room_becomes_a_list():
 def test_what_is_too_small_to_be_listed_is_a_row_of_what_grew():
     grown = line_of(made(3 * MiB))
     lines = lines_table((grown,), ChangedNumber("total", 0, 3 * MiB + 5))
-    assert lines[-1] == "and +5 B too small to be listed"
+    assert lines[-1] == "and +5 B in parts that are not listed"
 
 
 def test_a_failure_shows_what_grew_and_how_to_accept_it():
@@ -169,7 +169,7 @@ def test_a_failure_shows_what_grew_and_how_to_accept_it():
         "grown against the baseline (tolerance 2 %), in all +5.0 MiB (+125 %):",
         "  change       of                             operator    module    source",
         "+4.0 MiB  new  activation 3.0, temporary 1.0  aten::mm    net       src/net.py:3 forward",
-        "and +1.0 MiB too small to be listed",
+        "and +1.0 MiB in parts that are not listed",
     ]
     over = replace(finding, kind=FindingKind.OVER_LIMIT, key="total", lines=())
     both = replace(verdict, findings=(finding, over))

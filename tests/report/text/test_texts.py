@@ -58,7 +58,7 @@ def test_a_failure_has_its_sentence_and_its_causes():
     text = run_markdown(sample_run())
     assert "activation peaked at 64.0 MiB, +16.0 MiB (+33 %) over the baseline of 48.0 MiB" in text
     place = ("`aten::_to_copy`", "`model.layers.*.norm`", "`src/net.py:41 forward`")
-    assert f"| +7.8 MiB | activation | {' | '.join(place)} |" in text
+    assert f"| +7.8 MiB | grown | activation | {' | '.join(place)} |" in text
 
 
 def test_a_simulated_gpu_is_told_with_the_cudnn_that_plans_for_it():

@@ -58,15 +58,18 @@ void meet(const c10::Storage& storage) {
   if (bytes <= 0) return;
   // A storage that is made by itself, as a deep copy's is, has memory of torch's default allocator, whoever stands before that.
   Origin origin = data.get_deleter() == free_inner ? UNSEEN : OTHERS;
+  // Our weak reference keeps its place from another storage. But its memory may be another one by now, as after `share_memory_`.
+  Outside before{storage.getWeakStorageImpl(), data.get(), bytes, origin};
+  bool is_new;
   {
     std::lock_guard<std::mutex> hold(outside_lock);
-    auto [known, is_new] = outside.try_emplace(impl, Outside{storage.getWeakStorageImpl(), data.get(), bytes, origin});
-    if (!is_new) {
-      if (!known->second.storage.expired() && known->second.address == data.get()) return;
-      known->second = Outside{storage.getWeakStorageImpl(), data.get(), bytes, origin};
-    }
+    auto [known, was_made] = outside.try_emplace(impl, before);
+    is_new = was_made;
+    if (!is_new && known->second.address == data.get()) return;
+    std::swap(known->second, before);
     outside_count = outside.size();
   }
+  if (!is_new) note_memory(before.address, -before.bytes, 0, before.origin);
   note_memory(data.get(), bytes, 0, origin);
 }
 

@@ -102,13 +102,13 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) {
 
 void end(const at::RecordFunction&, at::ObserverContext* context) {
   if (auto* range = static_cast<Range*>(context)) {
-    if (range->recording != recording || !is_on) return;
+    if (range->recording != recording) return;
     Thread& t = *range->thread;
     int64_t now = now_ns();
     t.rows[range->row].stop = now;
     if (&t != &thread()) return;
     // What it called is over, and an operator that began later may be what ends it: so slices nest.
-    follow_calls(t, now);
+    if (is_on) follow_calls(t, now);
     for (auto& open : t.open)
       if (!open.is_call && !open.is_range && open.row > range->row) {
         t.rows[range->row].stop = t.rows[open.row].start_ns;
@@ -118,14 +118,14 @@ void end(const at::RecordFunction&, at::ObserverContext* context) {
       if (t.open[place].row == range->row) return t.close(place, now);
     return;
   }
+  // Also in a pause: what begins after it is not within what ended meanwhile.
   Thread& t = thread();
-  if (is_on.load(std::memory_order_relaxed))
-    for (size_t place = t.open.size(); place-- > 0;) {
-      Open& open = t.open[place];
-      if (open.is_call || open.is_range) continue;
-      if (open.depth == t.depth) t.close(place, now_ns());
-      break;
-    }
+  for (size_t place = t.open.size(); place-- > 0;) {
+    Open& open = t.open[place];
+    if (open.is_call || open.is_range) continue;
+    if (open.depth == t.depth) t.close(place, now_ns());
+    break;
+  }
   t.depth--;
 }
 
