@@ -155,10 +155,15 @@ class Measure(Region):
                 self._stop(cancel=True)
             return
         self._missing = "it could not be recorded"
-        with gc_paused():
-            self._stop()
-            self._missing = ""
-            self._judge()
+        try:
+            with gc_paused():
+                self._stop()
+                self._missing = ""
+                self._judge()
+        except BaseException:  # a signal's handler may raise before the measurement has ended
+            if self._region is None and self._recording().is_under_way:
+                self._stop(cancel=True)
+            raise
 
     def _judge(self) -> None:
         # A decorator loads no torch.

@@ -230,21 +230,22 @@ class BodyMeasurement(_Stretch):
         from pytest_torchmem.record.torch_api.allocator import segments
 
         recorder = Recorder(self._device, self._say, empties_cache=empties_cache)
-        before, is_simulated = _UnderWay.begin(self), GPU_VARIABLE in os.environ
+        before = _UnderWay.begin(self)
         try:
             with numpy_in_place():
                 recorder.start()
-        except BaseException:
-            _UnderWay.current = before
-            raise
-        self._recorder = recorder
-        self._is_from_empty_cache = empties_cache
-        if empties_cache:
-            self._segments_before = frozenset(s.address for s in segments(self.device))
-        if is_simulated:
-            from pytest_torchmem.simulate.gaps import gaps_so_far
+            self._recorder = recorder
+            self._is_from_empty_cache = empties_cache
+            if empties_cache:
+                self._segments_before = frozenset(s.address for s in segments(self.device))
+            if GPU_VARIABLE in os.environ:
+                from pytest_torchmem.simulate.gaps import gaps_so_far
 
-            self._gaps = gaps_so_far()
+                self._gaps = gaps_so_far()
+        except BaseException:  # a signal's handler may raise anywhere
+            _UnderWay.current = before
+            recorder.cancel()
+            raise
 
     def region(self, name: str, steps_of: str = "") -> Around[BodyRegion]:
         """Measure the block; its numbers can be read as soon as it is over.
@@ -281,14 +282,16 @@ class BodyMeasurement(_Stretch):
     def stop(self, *, origins: bool = True) -> Result:
         """End the recording, restore everything and return the body's `numbers`."""
         recorder = self._recording()
-        with numpy_in_place():
-            try:
+        try:
+            with numpy_in_place():
                 trace = recorder.stop()
-            finally:
-                _UnderWay.current = None
-            self._recorder, self._notes = None, recorder.notes
-            self._profile = analyze_trace(trace, passes=self._passes)
-            return self.numbers(origins=origins)
+                self._notes, self._recorder, _UnderWay.current = recorder.notes, None, None
+                self._profile = analyze_trace(trace, passes=self._passes)
+                return self.numbers(origins=origins)
+        except BaseException:  # a signal's handler may raise before the recorder has ended
+            if self.is_under_way:
+                self.cancel()
+            raise
 
     def numbers(self, *, origins: bool = True) -> Result:
         """The numbers so far; ``origins`` asks for what was alive, too, and where it comes from."""
@@ -306,13 +309,17 @@ class BodyMeasurement(_Stretch):
 
         return with_gaps(result, self._gaps, profile.at_most)
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it has begun, and was neither stopped nor cancelled."""
+        return self._recorder is not None
+
     def cancel(self) -> None:
         """End the recording and restore everything; nothing is analysed."""
-        recorder, self._recorder = self._recording(), None
         try:
-            recorder.cancel()
+            self._recording().cancel()
         finally:
-            _UnderWay.current = None
+            self._recorder, _UnderWay.current = None, None
 
     def profile_so_far(self) -> MemoryProfile:
         """The analysis of what was recorded until now, or of the whole once it has stopped."""

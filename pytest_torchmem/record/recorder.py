@@ -222,6 +222,13 @@ class Recorder:
         self._observer.let_go()
 
     def _restore(self) -> None:
+        try:
+            self._take_out()
+        except BaseException:  # a signal's handler may raise between two of the steps
+            self._take_out()
+            raise
+
+    def _take_out(self) -> None:
         self._observer.end()
         Recorder.now = None
         atexit.unregister(self.cancel)

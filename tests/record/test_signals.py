@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import signal
 import sys
 import time
@@ -12,6 +13,8 @@ import torch
 from torch import nn
 
 from pytest_torchmem import measure
+from pytest_torchmem.measuring.body_measurement import running
+from pytest_torchmem.record.recorder import Recorder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the timer is Linux's")
 
@@ -121,3 +124,41 @@ def test_what_a_handler_raises_while_a_class_of_the_user_is_asked_reaches_the_bo
             rung.__dict__["rings"] = False
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("pytest_torchmem.contexts._leave_modules", 1),  # the recorder has begun
+        ("pytest_torchmem.contexts._put_numpy_back", 2),  # it is about to end
+        ("pytest_torchmem.contexts.pause_gc", 4),
+        ("pytest_torchmem.record.owners.ownership.OwnershipWatch.forget_storages", 1),
+    ],
+)
+def test_what_a_handler_raises_while_a_measurement_begins_or_ends_leaves_none(
+    name: str, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with measure(device="cpu"):
+        """What stays in place is there."""
+    owner, _, attribute = name.rpartition(".")
+    original, calls = pkgutil.resolve_name(name), list[None]()
+
+    def rings(*arguments: object) -> object:
+        calls.append(None)
+        if len(calls) == call:
+            signal.raise_signal(signal.SIGUSR1)
+        return original(*arguments)
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(pkgutil.resolve_name(owner), attribute, rings)
+            with pytest.raises(TooLateError), measure(device="cpu"):
+                torch.ones(8)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (Recorder.now, running()) == (None, None)
+    with measure(device="cpu") as block:
+        torch.ones(1000)
+    assert block.peak.total == 4000
+    assert len(calls) >= call

@@ -287,17 +287,22 @@ class Body:
         # Of a test that does not ask, and cannot be measured from the start, nothing is said.
         says = not self.is_off and (self._asks or self.state is State.MEASURING)
         failure = ""
-        with self._run.originals.back(), gc_paused(), numpy_in_place():
-            try:
-                windows = self._stop()
-                if self._problem is None:
-                    failure = self._judge(windows)
-            except Exception as error:
-                if is_of_a_signal(error):
-                    raise
-                self._problem = _as_ours(error)
-            if self._problem is not None and says:
-                failure = self._unmeasured(self._problem)
+        try:
+            with self._run.originals.back(), gc_paused(), numpy_in_place():
+                try:
+                    windows = self._stop()
+                    if self._problem is None:
+                        failure = self._judge(windows)
+                except Exception as error:
+                    if is_of_a_signal(error):
+                        raise
+                    self._problem = _as_ours(error)
+                if self._problem is not None and says:
+                    failure = self._unmeasured(self._problem)
+        except BaseException:  # a signal's handler may raise before the measurement has ended
+            if self.measurement.is_under_way:
+                self.measurement.cancel()
+            raise
         if failure:
             raise pytest.fail.Exception(failure, pytrace=False)
 
