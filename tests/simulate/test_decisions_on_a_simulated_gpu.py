@@ -100,6 +100,192 @@ def test_a_token_that_was_chosen_by_values_that_are_not_computed_ends_no_text():
         pytest.fail("no such token can be chosen")
 
 
+def given(device, *sizes, seed=0, below=None):
+    """Values that the host has drawn, whole numbers if they are to be below one."""
+    drawn = torch.Generator().manual_seed(seed)
+    if below is not None:
+        return torch.randint(1, below, sizes, generator=drawn).to(device)
+    return torch.randn(*sizes, generator=drawn).to(device)
+
+
+def experts_in_groups(device, n):
+    scores = given(device, n, 64).sigmoid()
+    groups = scores.view(n, 8, 8).topk(2)[0].sum(-1)
+    mask = torch.zeros_like(groups).scatter(1, groups.topk(4, sorted=False)[1], 1)
+    allowed = mask.unsqueeze(-1).expand(n, 8, 8).reshape(n, -1).bool()
+    chosen = scores.masked_fill(~allowed, 0.0).topk(6, sorted=False)[1]
+    counts = scores.new_zeros(n, 64).scatter(1, chosen, 1).sum(0).long()
+    rows = given(device, n, 16)[chosen.flatten().argsort() // 6]
+    return [len(part) for part in rows.split(counts.tolist())]
+
+
+def boxes_that_overlap_little(device, n):
+    corner, size = given(device, n, 2).abs() * 20, given(device, n, 2, seed=1).abs() * 5 + 1
+    boxes = torch.cat([corner, corner + size], 1)
+    order, left = given(device, n, seed=2).argsort(descending=True), []
+    while order.numel() and len(left) < 12:
+        left.append(order.numel())
+        first, rest = boxes[order[0]], boxes[order[1:]]
+        shared = torch.minimum(rest[:, 2:], first[2:]) - torch.maximum(rest[:, :2], first[:2])
+        areas = (rest[:, 2:] - rest[:, :2]).prod(1) + (first[2:] - first[:2]).prod()
+        order = order[1:][shared.clamp(min=0).prod(1) / areas < 0.1]
+    return left
+
+
+def beams_that_end(device, n):
+    score, left = torch.zeros(4, device=device), []
+    for step in range(5):
+        following = given(device, 4, n, seed=step).log_softmax(-1) + score[:, None]
+        score, token = following.flatten().topk(8)
+        score = score[token % 3 != 0][:4]
+        left.append(len(score))
+        score = functional.pad(score, (0, 4 - len(score)), value=-1e9)
+    return left
+
+
+def sequences_without_padding(device, n):
+    lengths = given(device, 16, below=n // 8)
+    mask = (torch.arange(n // 8, device=device) < lengths[:, None]).int()
+    own = mask.sum(-1, dtype=torch.int32)
+    ends = functional.pad(own.cumsum(0, dtype=torch.int32), (1, 0))
+    packed = given(device, 2 * n, 32)[mask.flatten().nonzero().flatten()]
+    return [own.max().item(), len(packed), int(ends[-1])]
+
+
+def tokens_beyond_the_capacity(device, n):
+    expert = functional.one_hot(given(device, n, 16).softmax(-1).argmax(-1), 16)
+    place = (expert.cumsum(0) * expert).sum(-1)
+    return [len(given(device, n, 8)[place <= n // 16]), *expert.sum(0).tolist()]
+
+
+def guesses_that_are_accepted(device, n):
+    cache, accepted = given(device, n, 64), []
+    for step in range(4):
+        mine, theirs = (given(device, 8, n, seed=2 * step + k).softmax(-1) for k in range(2))
+        guess = mine.argmax(-1, keepdim=True)
+        enough = theirs.gather(1, guess) / mine.gather(1, guess) > 0.02 * step
+        accepted.append(int(enough.long().cumprod(0).sum()))
+        cache = cache[: len(cache) - 8 + accepted[-1]].clone()
+    return [*accepted, len(cache), int((theirs - mine > 0).sum())]
+
+
+def runs_of_equal_values(device, n):
+    values, lengths = torch.unique_consecutive(given(device, 8 * n, below=4), return_counts=True)
+    sums = torch.segment_reduce(given(device, 8 * n), "sum", lengths=lengths, unsafe=True)
+    return [len(values), int(lengths.max()), int((sums > 1).sum())]
+
+
+def sequences_of_any_length(device, n):
+    lengths = given(device, 32, below=n // 8)
+    values = given(device, int(lengths.sum()), 8)
+    starts = functional.pad(lengths.cumsum(0), (1, 0))
+    jagged = torch.nested.nested_tensor_from_jagged(values, starts)
+    twice = (jagged * 2).values()
+    return [*jagged.to_padded_tensor(0.0).shape, len(twice[twice[:, 0] > 0])]
+
+
+def elements_that_are_not_zero(device, n):
+    dense = functional.threshold(given(device, n, 64), 1, 0)
+    rows, sparse = dense.to_sparse_csr(), dense.to_sparse()
+    lengths = rows.crow_indices().diff()
+    both = (sparse + sparse).coalesce()
+    return [rows.values().numel(), int((lengths > 5).sum()), both._nnz()]
+
+
+def numbers_of_eight_bits(device, n):
+    values = given(device, n, 16)
+    all_rows = torch.quantize_per_tensor(values, 0.25, 8, torch.quint8)
+    half, none = torch.full((16,), 0.5), torch.zeros(16, dtype=torch.int64)
+    columns = torch.quantize_per_channel(values, half.to(device), none.to(device), 1, torch.qint8)
+    back = all_rows.dequantize()
+    return [
+        len(all_rows.int_repr().unique()),
+        len(back[back > 1]),
+        int((columns.int_repr() > 1).sum()),
+    ]
+
+
+def a_buffer_for_each_expert(device, n):
+    expert = given(device, 2 * n, below=9) - 1
+    counts = torch.zeros_like(expert[:8]).scatter_add_(0, expert, torch.ones_like(expert))
+    place = torch.empty_like(expert)
+    place[expert.argsort(stable=True)] = torch.arange(2 * n, device=device)
+    buffer = torch.zeros(8, int(counts.max()), 4, device=device)
+    buffer[expert, place - (counts.cumsum(0) - counts)[expert]] = given(device, 2 * n, 4)
+    return [buffer.shape[1], int((buffer.abs().sum(-1) > 0).sum())]
+
+
+def keys_that_are_kept(device, n):
+    keys, score = given(device, 4, n, 16), torch.zeros(4, n, device=device)
+    for step in range(3):
+        score += (given(device, 4, 1, 16, seed=step) * keys).sum(-1).softmax(-1)
+    kept = score.topk(n // 4)[1].sort()[0]
+    rest = keys.gather(1, kept[..., None].expand(-1, -1, 16))
+    return [int((kept < n // 2).sum()), len(rest[rest > 1])]
+
+
+def tokens_that_leave_early(device, n):
+    rows, halted, left = given(device, n, 32), torch.zeros(n, device=device), []
+    for layer in range(5):
+        halted = halted + rows[:, layer].sigmoid() * 0.6
+        rows, halted = rows[halted < 1], halted[halted < 1]
+        left.append(len(rows))
+    return left
+
+
+def words_that_are_likely(device, n):
+    logits = given(device, 8, 4 * n) * 3
+    ordered, place = logits.sort(descending=True)
+    rest = ordered.softmax(-1).cumsum(-1) > 0.9
+    cut = logits.masked_fill(rest.scatter(1, place, rest), float("-inf"))
+    return [len((cut > -1e30).nonzero())]
+
+
+def clusters_that_lose_their_points(device, n):
+    points, left = given(device, n, 2), []
+    centers = points[:16]
+    for _ in range(3):
+        nearest = (points[:, None] - centers).square().sum(-1).argmin(1)
+        names, counts = nearest.unique(return_counts=True)
+        kept = names[counts > n // 24].tolist()
+        centers = torch.stack([points[nearest == name].mean(0) for name in kept])
+        left += [len(kept), int(counts.max())]
+    return left
+
+
+def rows_that_are_written_one_by_one(device, n):
+    rows = torch.empty(32, n, 8, device=device)
+    for number, row in enumerate(rows):
+        row.copy_(given(device, n, 8, seed=number))
+    rows[7] = 2
+    return [len(rows[rows > 1]), int((rows.sum(0) > 0).sum()), int((rows[3:9] > 0).sum())]
+
+
+def rows_of_a_large_table(device, n):
+    table, rows = given(device, n, 64), given(device, 60, below=n, seed=1)
+    bags = functional.embedding_bag(rows, table, torch.arange(0, 60, 3).to(device))
+    return [len(table[rows][functional.embedding(rows, table) > 0]), int((bags > 0).sum())]
+
+
+PROGRAMS = [
+    *(experts_in_groups, boxes_that_overlap_little, beams_that_end, sequences_without_padding),
+    *(tokens_beyond_the_capacity, guesses_that_are_accepted, runs_of_equal_values),
+    *(sequences_of_any_length, elements_that_are_not_zero, numbers_of_eight_bits),
+    *(a_buffer_for_each_expert, keys_that_are_kept, tokens_that_leave_early),
+    *(words_that_are_likely, clusters_that_lose_their_points, rows_that_are_written_one_by_one),
+    rows_of_a_large_table,
+]
+
+
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("n", [64, 8192], ids=["small", "large"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_program_whose_values_decide_its_memory_has_the_shapes_of_the_cpu(program, n):
+    assert program(CUDA, n) == program("cpu", n)
+
+
 def decisions(result):
     told = "a shape, a count or a branch rests "
     return [sentence for sentence in result.blind_spots if sentence.startswith(told)]
@@ -111,7 +297,34 @@ DECISIONS = {
     "a branch": lambda scores: bool((scores > 0.5).any()),
     "a count": lambda scores: range(int((scores > 0.5).sum())),
     "a maximum": lambda scores: functional.one_hot((scores.flatten()[:99] * 8).long()),
+    "counts that the host reads": lambda scores: (scores > 0.5).sum(0).tolist(),
+    "counts in pinned memory": lambda scores: _pinned((scores > 0.5).sum(0)).copy_(
+        (scores > 0.5).sum(0), non_blocking=True
+    ),
+    "a mask of the host": lambda scores: scores[(scores > 0.5).cpu()],
+    "a branch of the host": lambda scores: [1 for row in (scores[0] > 0.5).cpu() if row],
+    "values that come back": lambda scores: (scores.cpu().to(CUDA) > 0.5).nonzero(),
+    "values that come back in rows": lambda scores: (_by_rows(scores).to(CUDA)[3] > 0).nonzero(),
+    "what is saved for backward": lambda scores: (_saved_on_host(scores) > 0.5).nonzero(),
 }
+
+
+def _pinned(like):
+    return torch.empty_like(like, device="cpu", pin_memory=True)
+
+
+def _by_rows(scores):
+    there = torch.empty_like(scores, device="cpu")
+    for row, values in zip(there, scores, strict=True):
+        row.copy_(values)
+    return there
+
+
+def _saved_on_host(scores):
+    with torch.autograd.graph.save_on_cpu():
+        squares = scores.requires_grad_().square().sum()
+    squares.backward()
+    return scores.grad
 
 
 @pytest.mark.parametrize("name", DECISIONS)
@@ -197,8 +410,23 @@ HARMLESS = {
     "nan": lambda scores: bool(scores.isnan().any()),
     "itself": lambda scores: bool((scores == scores).all()),
     "a copy": lambda scores: (scores > 0.5).cpu(),
+    "predictions": lambda scores: scores.argmax(-1).tolist(),
+    "written over on the host": lambda scores: scores.cpu().fill_(1).mul_(2).to(CUDA).nonzero(),
+    "copied over on the host": lambda scores: _twice(scores).to(CUDA).nonzero(),
+    "values of known places": lambda scores: _in_known_places(scores)._nnz(),
     "drawn": lambda scores: len(torch.randint(0, 9, (99,), device=CUDA).nonzero()),
 }
+
+
+def _twice(scores):
+    there = scores.cpu()
+    return there.copy_(torch.ones_like(scores))
+
+
+def _in_known_places(scores):
+    places = torch.arange(99, device=CUDA).expand(2, 99)
+    sparse = torch.sparse_coo_tensor(places, scores.flatten()[:99], check_invariants=False)
+    return (sparse + sparse.coalesce() * 2).coalesce()
 
 
 @pytest.mark.usefixtures("undecided")

@@ -808,12 +808,13 @@ def test_a_kernel_that_is_timed_leaves_what_it_reads_exact(pytester):
     assert inexact_reads() == before + 1
 
 
-def test_a_quantized_tensor_is_not_computed_and_reading_it_is_told():
-    with pytest.warns(UserWarning, match="deprecated"):
-        quantized = torch.quantize_per_tensor(torch.ones(8, device=CUDA), 0.1, 0, torch.qint8)
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(("count", "told"), [(8, 0), (MiB, 1)], ids=["small", "large"])
+def test_a_small_quantized_tensor_is_computed_and_reading_a_large_one_is_told(count, told):
+    quantized = torch.quantize_per_tensor(torch.ones(count, device=CUDA), 0.5, 0, torch.qint8)
     before = inexact_reads()
-    quantized.dequantize().sum().item()
-    assert inexact_reads() == before + 1
+    assert quantized.dequantize().sum().item() == (0 if told else count)
+    assert inexact_reads() == before + told
 
 
 @pytest.mark.usefixtures("exact")
@@ -926,13 +927,16 @@ def test_a_sparse_gradient_keeps_its_elements_when_it_is_coalesced():
     assert rows.weight[:, 0].tolist() == pytest.approx([0, -0.5, 0, -0.5, 0], abs=1e-4)
 
 
-def test_a_large_sparse_tensor_keeps_as_many_elements_as_it_may_have():
+@pytest.mark.parametrize("known", [True, False])
+def test_a_large_sparse_tensor_has_as_many_elements_as_its_places_say_or_may_say(known):
     count = 1 << 20
     places = torch.zeros(2, count, dtype=torch.int64, device=CUDA)
+    if not known:
+        places += unknown(2, count).long()
     sparse = torch.sparse_coo_tensor(
         places, torch.ones(count, device=CUDA), (4, 4), check_invariants=False
     )
-    assert sparse.coalesce().values().shape == (count,)
+    assert sparse.coalesce().values().shape == (1 if known else count,)
 
 
 def test_a_product_of_a_sparse_tensor_runs_and_is_a_lower_bound():

@@ -19,7 +19,8 @@ namespace {
 
 constexpr size_t kMostKept = 16 * kMiB;           // bytes of a value that is copied
 constexpr size_t kMostKeptTogether = 256 * kMiB;  // bytes of all that are kept
-constexpr size_t kMostTensors = 16;               // of one call: an optimizer has one for each weight
+constexpr size_t kMostLists = 16;                 // tensors of a call that makes many: an optimizer's
+constexpr size_t kMostTensors = 1024;             // tensors of a call that makes one: they are put together
 constexpr int kMostDepth = 64;                    // calls that rest on each other
 
 // The memory of a value that was noted, from a byte of it on.
@@ -40,25 +41,40 @@ struct Kept {
   static inline std::atomic<size_t> together{0};
 };
 
-// A tensor of a call: part of what was noted, or a value.
+// Bytes of a tensor of a call: part of what was noted, or a value.
 struct Piece {
   std::shared_ptr<const Place> place;
-  size_t first_byte = 0;
+  size_t first_byte = 0;  // of the place
   std::shared_ptr<const Kept> kept;
+  size_t start = 0, bytes = 0;  // from the tensor's first byte on
+};
+
+// A tensor of a call: rows that were written one after another have a piece each.
+struct Whole {
+  std::vector<Piece> pieces;
+  bool exact = true;
 };
 
 bool is_dense(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg();
 }
 
+// One row of those that an expanded tensor shows many times.
+at::Tensor without_repeats(at::Tensor tensor) {
+  for (int64_t axis = 0; axis < tensor.dim(); ++axis) {
+    if (!tensor.stride(axis) && tensor.size(axis) > 1) tensor = tensor.narrow(axis, 0, 1);
+  }
+  return tensor;
+}
+
 // A copy of a value, or of one element where all are zero; null where there is no room for it.
 std::shared_ptr<const Kept> keep(const at::Tensor& tensor) {
-  const at::Tensor there = on_host(tensor);
+  const at::Tensor there = without_repeats(on_host(tensor));
   if (tensor.numel() && torchmem_is_zero(tensor.const_data_ptr(), span_of(tensor))) {
-    const std::vector<int64_t> none(tensor.dim(), 0);
-    return std::make_shared<Kept>(at::zeros({}, there.options()).as_strided(tensor.sizes(), none));
+    const std::vector<int64_t> none(there.dim(), 0);
+    return std::make_shared<Kept>(at::zeros({}, there.options()).as_strided(there.sizes(), none));
   }
-  const size_t bytes = bytes_of(tensor);
+  const size_t bytes = bytes_of(there);
   if (bytes > kMostKept || Kept::together + bytes > kMostKeptTogether) return nullptr;
   return std::make_shared<Kept>(there.clone());
 }
@@ -70,11 +86,13 @@ class Deferred {
   Deferred(const Operator& op, const at::Generator& generator)
       : op(op), generator(generator), exact(!op.random) {}
 
-  void add(const Piece& piece, const at::Tensor& tensor, bool is_exact) {
-    pieces.push_back(piece);
+  void add(Whole whole, const at::Tensor& tensor) {
     bytes += bytes_of(tensor);
-    exact = exact && (piece.place ? piece.place->call->exact : is_exact);
-    if (piece.place) depth = std::max(depth, piece.place->call->depth + 1);
+    exact = exact && whole.exact;
+    for (const Piece& piece : whole.pieces) {
+      if (piece.place) depth = std::max(depth, piece.place->call->depth + 1);
+    }
+    wholes.push_back(std::move(whole));
   }
 
   void add_out(const at::Tensor& out) const {
@@ -85,7 +103,7 @@ class Deferred {
   const Operator& op;
   const at::Generator generator;
   Stack arguments;            // tensors of the GPU are there for their sizes alone
-  std::vector<Piece> pieces;  // one for each of them
+  std::vector<Whole> wholes;  // one for each of them
   int depth = 1;
   bool exact;
   // Known once the call has run.
@@ -102,20 +120,22 @@ namespace {
 // The calls that are computed together.
 class Computation {
  public:
-  // All bytes that it would read and write.
-  size_t bytes_of_calls(const Deferred& call) {
-    if (!counted_.insert({&call, true}).second) return 0;
-    size_t bytes = call.bytes;
-    for (const Piece& piece : call.pieces) {
-      if (piece.place) bytes += bytes_of_calls(*piece.place->call);
-    }
-    return bytes;
+  // Whether all bytes that it would read and write, with those before, fit on the host.
+  bool has_room_for(const Deferred& call) {
+    count(call);
+    return bytes_ <= room_on_host();
   }
 
   // What a call has left, as memory that lies as the GPU's; raises where the CPU does not take it.
   const std::vector<at::Tensor>& values_of(const Deferred& call) {
     const auto found = values_.find(&call);
     if (found != values_.end()) return found->second;
+    // What fails there is not tried once more with other kinds of numbers here.
+    for (const Whole& whole : call.wholes) {
+      for (const Piece& piece : whole.pieces) {
+        if (piece.place) values_of(*piece.place->call);
+      }
+    }
     std::vector<at::Tensor> left;
     const Taken as_given = [](const at::Tensor& given) { return given; };
     for (const Taken taken : {as_given, Taken(in_single_precision), Taken(as_integers)}) {
@@ -132,6 +152,16 @@ class Computation {
  private:
   using Taken = at::Tensor (*)(const at::Tensor&);
 
+  void count(const Deferred& call) {
+    if (!counted_.insert({&call, true}).second) return;
+    bytes_ += call.bytes;
+    for (const Whole& whole : call.wholes) {
+      for (const Piece& piece : whole.pieces) {
+        if (piece.place) count(*piece.place->call);
+      }
+    }
+  }
+
   Stack arguments_of(const Deferred& call, Taken taken) {
     Stack arguments;
     size_t number = 0;
@@ -139,20 +169,30 @@ class Computation {
       const bool is_device = value.isDevice() && value.toDevice().is_cuda();
       arguments.push_back(is_device ? IValue(at::Device(at::kCPU))
                                     : with_each(value, [&](const at::Tensor& tensor) {
-                                        return taken(value_of(call.pieces[number++], tensor));
+                                        return taken(value_of(call.wholes[number++], tensor));
                                       }));
     }
     return arguments;
   }
 
-  at::Tensor value_of(const Piece& piece, const at::Tensor& tensor) {
+  at::Tensor value_of(const Whole& whole, const at::Tensor& tensor) {
     at::Tensor own = at::empty_strided(tensor.sizes(), tensor.strides(),
                                        tensor.options().device(at::kCPU));
-    if (piece.kept) return own.copy_(piece.kept->value);
-    if (!piece.place) return own;
-    const at::Tensor& whole = values_of(*piece.place->call).at(piece.place->number);
-    return own.copy_(at::from_blob(static_cast<char*>(whole.data_ptr()) + piece.first_byte,
-                                   tensor.sizes(), tensor.strides(), own.options()));
+    own._set_conj(tensor.is_conj());
+    own._set_neg(tensor.is_neg());
+    auto* start = static_cast<char*>(own.data_ptr());
+    for (const Piece& piece : whole.pieces) {
+      if (piece.place) {
+        const at::Tensor& noted = values_of(*piece.place->call).at(piece.place->number);
+        std::memcpy(start + piece.start, static_cast<char*>(noted.data_ptr()) + piece.first_byte, piece.bytes);
+      } else if (piece.bytes) {
+        at::from_blob(start + piece.start, {static_cast<int64_t>(piece.bytes)}, at::dtype(at::kByte))
+            .copy_(piece.kept->value);
+      } else {
+        without_repeats(own).copy_(piece.kept->value);
+      }
+    }
+    return own;
   }
 
   static std::vector<at::Tensor> left_by(const Deferred& call, Stack arguments) {
@@ -178,6 +218,7 @@ class Computation {
     return left;
   }
 
+  size_t bytes_ = 0;
   std::unordered_map<const Deferred*, bool> counted_;
   std::unordered_map<const Deferred*, std::vector<at::Tensor>> values_;
 };
@@ -187,10 +228,6 @@ struct Part {
   std::shared_ptr<const Place> place;
   char* start;
   size_t bytes, first_byte;
-
-  bool holds(const char* first, size_t count) const {
-    return start <= first && first + count <= start + bytes;
-  }
 };
 
 using Noted = std::shared_ptr<const Place>;
@@ -210,23 +247,51 @@ std::vector<Part> parts_of(const at::Tensor& tensor) {
   return parts;
 }
 
-// What an argument is, if it can be told later as well.
-std::optional<Piece> piece_of(const at::Tensor& tensor, bool exact) {
-  const std::vector<Part> parts = parts_of(tensor);
-  const auto* start = static_cast<const char*>(tensor.const_data_ptr());
-  if (parts.size() == 1 && parts[0].holds(start, span_of(tensor))) {
-    return Piece{parts[0].place, parts[0].first_byte + (start - parts[0].start), nullptr};
+// What is noted of a tensor, and the bytes beside it; nothing where some of them are missing.
+std::optional<Whole> whole_of(const at::Tensor& tensor, const std::vector<Part>& parts) {
+  Whole whole;
+  auto* const start = static_cast<char*>(const_cast<void*>(tensor.const_data_ptr()));
+  char *const end = start + span_of(tensor), *at = start;
+  const auto keep_until = [&](char* until) {
+    if (at >= until) return true;
+    const at::Tensor beside = at::for_blob(at, {until - at})
+                                  .options(tensor.options().dtype(at::kByte))
+                                  .target_device(tensor.device())
+                                  .make_tensor();
+    whole.exact = whole.exact && is_exact(beside);
+    if (is_missing(beside)) return false;
+    whole.pieces.push_back({nullptr, 0, keep(beside), static_cast<size_t>(at - start), bytes_of(beside)});
+    return whole.pieces.back().kept != nullptr;
+  };
+  for (const Part& part : parts) {
+    if (!keep_until(part.start)) return std::nullopt;
+    at = std::max(at, part.start);
+    char* const until = std::min(end, part.start + part.bytes);
+    whole.exact = whole.exact && part.place->call->exact;
+    whole.pieces.push_back({part.place, part.first_byte + (at - part.start), nullptr,
+                            static_cast<size_t>(at - start), static_cast<size_t>(until - at)});
+    at = until;
   }
-  if (!exact && is_missing(tensor)) return std::nullopt;
-  auto kept = keep(tensor);
-  return kept ? std::make_optional(Piece{nullptr, 0, std::move(kept)}) : std::nullopt;
+  return keep_until(end) ? std::make_optional(std::move(whole)) : std::nullopt;
 }
 
-void fill(const Part& part) {
+// What an argument is, if it can be told later as well.
+std::optional<Whole> whole_of(const at::Tensor& tensor) {
+  const std::vector<Part> parts = parts_of(tensor);
+  if (!parts.empty()) {
+    if (auto whole = whole_of(tensor, parts)) return whole;
+  }
+  const bool exact = is_exact(tensor);
+  if (!exact && is_missing(tensor)) return std::nullopt;
+  auto kept = keep(tensor);
+  return kept ? std::make_optional(Whole{{{nullptr, 0, std::move(kept)}}, exact}) : std::nullopt;
+}
+
+void fill(const Part& part, Computation& together) {
   if (!torchmem_is_missing(part.start, part.bytes)) return;  // it was filled before
-  Computation together;
   const Deferred& call = *part.place->call;
-  if (together.bytes_of_calls(call) > room_on_host()) return;
+  if (!together.has_room_for(call)) together = Computation();
+  if (!together.has_room_for(call)) return;
   try {
     const at::Tensor& whole = together.values_of(call).at(part.place->number);
     std::memcpy(part.start, static_cast<const char*>(whole.data_ptr()) + part.first_byte, part.bytes);
@@ -251,21 +316,21 @@ size_t number_in(const char* path, const std::string& name) {
 
 std::shared_ptr<const Deferred> defer(const Operator& op, const Stack& arguments,
                                       const at::Generator& generator) {
-  const Unobserved unobserved;
   size_t count = 0;
   for (const IValue& value : arguments) for_each_on_gpu(value, [&](const auto&) { ++count; });
-  if (count > kMostTensors) return nullptr;
+  const auto& returns = op.schema->returns();
+  const bool makes_one = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::TensorType;
+  if (count > (makes_one ? kMostTensors : kMostLists)) return nullptr;
+  const Unobserved unobserved;
   auto call = std::make_shared<Deferred>(op, generator);
   bool told = true;
   for (size_t at = 0; told && at < arguments.size(); ++at) {
     const bool is_read = !op.out[at] && !leaves_out(*op.schema, arguments, at);
     for_each_on_gpu(arguments[at], [&](const at::Tensor& tensor) {
       if (!told) return;
-      const bool exact = !is_read || is_exact(tensor);
-      const auto piece = is_read ? piece_of(tensor, exact) : std::make_optional<Piece>();
-      told = piece.has_value();
-      if (!told) return;
-      call->add(*piece, tensor, exact);
+      auto whole = is_read ? whole_of(tensor) : std::make_optional<Whole>();
+      told = whole.has_value();
+      if (told) call->add(*std::move(whole), tensor);
     });
     const bool is_generator = arguments[at].isGenerator();
     call->arguments.push_back(is_generator ? IValue() : without_owner(arguments[at]));
@@ -288,7 +353,8 @@ void compute_deferred(const at::Tensor& tensor) {
   if (parts.empty()) return;
   Saved::before_writes();  // for the operator that this one is part of
   const Unobserved unobserved;
-  for (const Part& part : parts) fill(part);
+  Computation together;
+  for (const Part& part : parts) fill(part, together);
 }
 
 size_t room_on_host() {

@@ -9,6 +9,7 @@
 
 #include "deferred.h"
 #include "device_memory.h"
+#include "host_copies.h"
 #include "operator.h"
 #include "rules.h"
 #include "sparse.h"
@@ -102,7 +103,7 @@ class Call {
     for (size_t at = 0; at < arguments_.size(); ++at) {
       for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
         if (device_ < 0) device_ = tensor.device().index();
-        count(tensor);
+        if (at || !op_.rule.picks) count(tensor);
         is_given_ = true;
         integers_ = integers_ && at::isIntegralType(tensor.scalar_type(), true);
       });
@@ -115,7 +116,7 @@ class Call {
       generator_ = draw_like(given_generator(), std::max<int>(device_, 0));
     }
     if (can_be_deferred()) deferred_ = defer(op_, arguments_, generator_);
-    if (!deferred_ && missing_ && decides()) {
+    if (!deferred_ && missing_ && (is_small_ || decides())) {
       compute_arguments();
       look();
     }
@@ -446,12 +447,24 @@ bool writes_to_host(const Operator& op, const Stack& stack) {
   return op.rule.runtime_writes && !is_on_gpu(written.toTensor());
 }
 
-// The host reads all of a tensor. Who saves weights does so, too, and decides nothing by them.
-void read_by_host(const IValue& read) {
-  for_each_on_gpu(read, [](const at::Tensor& tensor) {
-    const bool decides = at::isIntegralType(tensor.scalar_type(), true);
+// The host reads all of a tensor. Who saves weights or compares a mask with labels does so, too, and decides
+// nothing by them; places, lengths and counts are read for what they decide.
+void read_by_host(const IValue& written, const IValue& read) {
+  bool missing = false;
+  for_each_on_gpu(read, [&](const at::Tensor& tensor) {
+    const at::ScalarType type = tensor.scalar_type();
+    const bool decides = at::isIntegralType(type, true);
     if (decides || bytes_of(tensor) <= kMostReadByHost) compute_deferred(tensor);
+    missing = is_missing(tensor);
+    if (missing && (type == at::kLong || type == at::kInt)) torchmem_note_decision();
   });
+  note_host_copy(written.toTensor(), missing);
+}
+
+// What nobody computed comes back from the host.
+void write_from_host(const Operator& op, const Stack& arguments) {
+  if (!op.rule.runtime_writes || arguments.size() < 2 || !arguments[1].isTensor()) return;
+  if (holds_missing(arguments[1].toTensor())) note_values(arguments[0].toTensor(), false, true);
 }
 
 Stack last(const Stack& stack, size_t count) { return Stack(stack.end() - count, stack.end()); }
@@ -540,7 +553,8 @@ void run(const Handle& handle, const Operator& op, c10::DispatchKeySet keys, Sta
   if (!op.of_torch) return run_of_others(handle, op, keys, stack);
   const size_t count = op.written.size(), below = stack->size() - count;
   if (writes_to_host(op, *stack)) {
-    read_by_host(stack->end()[-static_cast<long>(count)+1]);
+    const IValue* given = &stack->end()[-static_cast<long>(count)];
+    read_by_host(given[0], given[1]);
     return op.kernel.callBoxed(handle, keys, stack);
   }
   const Stack arguments = last(*stack, count);
@@ -554,6 +568,7 @@ void run(const Handle& handle, const Operator& op, c10::DispatchKeySet keys, Sta
     op.kernel.callBoxed(handle, keys, stack);
   }
   call.finish(last(*stack, stack->size() - below), writes);
+  write_from_host(op, arguments);
   TORCH_CHECK(call.failed_assertion().empty(), "CUDA error: device-side assert triggered\n",
               call.failed_assertion(), " (a real GPU says so later, and works no more after that)");
 }
@@ -716,5 +731,6 @@ extern "C" void torchmem_compute_small_values() {
       std::unique_ptr<c10::OpRegistrationListener>(&registered)));
   compute_registered();
   compute_small_values_in_parts(kept);
+  watch_host_copies(kept);
   torchmem_before_writes(Saved::before_writes);
 }

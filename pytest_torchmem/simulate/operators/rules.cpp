@@ -34,7 +34,7 @@ const Names kHeavy = {
 };
 
 // They are named like heavy ones.
-const Names kLight = {"linalg_vector_norm", "linalg_cross", "linalg_diagonal"};
+const Names kLight = {"linalg_vector_norm", "linalg_cross", "linalg_diagonal", "_convert_indices*"};
 
 const std::pair<Indexed, Names> kIndexed[] = {
     {Indexed::kAxis,
@@ -55,6 +55,9 @@ const Names kCompares = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isposinf"
 
 const Names kTellShape = {"nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive",
                           "unique_dim_consecutive"};
+
+const Names kPick = {"index", "index_select", "gather", "embedding", "take", "masked_select",
+                     "_embedding_bag", "_embedding_bag_forward_only"};
 
 const Names kChoose = {"topk", "sort", "argsort", "argmax", "argmin", "max", "min", "kthvalue", "median",
                        "nanmedian", "multinomial", "mode"};
@@ -344,6 +347,7 @@ Rule rule_of(const std::string& name) {
   rule.counts_true = is_one_of(name, {"_unique", "_unique2"});
   rule.compares = is_one_of(name, kCompares);
   rule.tells_shape = is_one_of(name, kTellShape);
+  rule.picks = is_one_of(name, kPick);
   rule.chooses = is_one_of(name, kChoose);
   rule.looks = is_one_of(name, kLook);
   rule.looks_for_nan = is_one_of(name, kLookForNan);
@@ -359,7 +363,7 @@ Rule rule_of(const std::string& name) {
   rule.overwrites = is_one_of(name, kOverwrites);
   rule.looks_for_overflow = is_one_of(name, {"_amp_foreach_non_finite_check_and_unscale_"});
   if (is_one_of(name, {"topk"})) rule.axis_argument = 2;
-  if (is_one_of(name, {"argmax", "max"})) rule.axis_argument = 1;
+  if (is_one_of(name, {"argmax", "argmin", "max", "min"})) rule.axis_argument = 1;
   if (is_one_of(name, {"native_batch_norm", "cudnn_batch_norm", "batch_norm_gather_stats*"})) {
     rule.written = {3, 4};
   }

@@ -26,6 +26,7 @@ struct Rule {
   bool counts_true = false;       // of truth values the number is how many are true
   bool tells_shape = false;       // its kernel's host part reads how long its result is
   bool compares = false;          // returns a mask: as many numbers are compared as a mask may have
+  bool picks = false;             // reads no more of its first argument than it returns
   bool chooses = false;           // returns places, of the largest or of those that are drawn
   bool looks = false;             // finds values, or says that there are some
   bool looks_for_nan = false;     // says which values are finite, or none
