@@ -137,7 +137,7 @@
       make("div", { class: "chips", role: "group", "aria-label": "status" }, chips),
       devices.length > 1 ? device : null, order);
     if (rows.length > 1) page.append(tools, make("div", { class: "above" }, shown, listLegend() ?? ""), nothing);
-    if (!rows.length) page.append(make("p", { class: "faint" }, "No test of this run asked to be measured."));
+    if (!rows.length) page.append(make("p", { class: "faint" }, "No test of this run has a memory marker or the fixture."));
     page.append(tests);
     apply();
     if (rows.length === 1) rows[0].node.open = true;
@@ -151,7 +151,7 @@
 
   function scheme() {
     let now = 0;
-    const button = make("button", { type: "button", class: "quiet", title: "auto: as the system has it", onclick: () => {
+    const button = make("button", { type: "button", class: "quiet", title: "auto: as in the system settings", onclick: () => {
       now = (now + 1) % SCHEMES.length;
       if (now) document.documentElement.dataset.scheme = SCHEMES[now];
       else delete document.documentElement.dataset.scheme;

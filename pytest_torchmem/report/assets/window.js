@@ -5,7 +5,7 @@ const torchmemWindow = (run, tables, charts) => {
   const { size, signed, share, milliseconds, count: number } = torchmemUnits;
   const { make, swatch, named, bar, table, block, long, who, fullWho, place, PLACE } = tables;
 
-  const NO_FOOTPRINT = "There is no timeline: nothing was allocated on this device, and nothing that was there before was used.";
+  const NO_FOOTPRINT = "There is no timeline: the body allocated nothing on this device and used nothing older.";
   const HELP = "drag to zoom, Shift and drag to move; arrow keys move, + and - zoom, P goes to the peak, Esc back";
   const LINES = {
     baseline: { dash: [7, 5], colour: "--accent" },
@@ -94,7 +94,7 @@ const torchmemWindow = (run, tables, charts) => {
       make("div", { class: "total" }, `${number(shown)} blocks`),
       make("p", { class: "faint" }, rest
         ? `These are the largest of ${number(data.count)} allocations, half of them from the peak. The other ${number(rest)} are the grey layer on top, ${size(Math.max(...data.rest))} at most.`
-        : "Each block is one allocation: as wide as it lives, as high as it is large."),
+        : "Each block is one allocation: its width is its lifetime, its height its size."),
     ];
   }
 

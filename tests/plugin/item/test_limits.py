@@ -168,7 +168,9 @@ def test_an_activation_limit_without_a_backward_pass_fails(project):
     )
     result = project.run()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*on activation cannot be judged: nothing*[[]no-activation]"])
+    result.stdout.fnmatch_lines(
+        ["*on activation cannot be judged: the body kept nothing*[[]no-activation]"]
+    )
 
 
 def test_a_reading_of_zero_never_passes_a_limit(project):

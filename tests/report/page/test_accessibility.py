@@ -251,7 +251,7 @@ def test_the_chart_has_a_name_a_value_and_a_help(open_page):
 
 def test_a_run_that_measured_nothing_says_so(open_page):
     page = open_page(RunReport(), part="")
-    page.get_by_text("No test of this run asked to be measured.").wait_for()
+    page.get_by_text("No test of this run has a memory marker or the fixture.").wait_for()
 
 
 def test_a_test_without_a_timeline_says_why(open_page):

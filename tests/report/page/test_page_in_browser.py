@@ -194,7 +194,7 @@ def test_a_body_without_a_footprint_has_a_sentence_and_no_bare_axis(browser, tmp
     )
     page = alone(browser, tmp_path, nothing)
     assert page.locator(".timeline").count() == 0
-    page.get_by_text("There is no timeline: nothing was allocated").wait_for()
+    page.get_by_text("There is no timeline: the body allocated nothing").wait_for()
     page.close()
 
 
