@@ -173,6 +173,13 @@ def test_what_was_copied_is_read_back():
     assert there.cpu()[8:22].tolist() == [8, 9, *[0] * 10, 20, 21]
 
 
+def test_a_copy_on_the_gpu_takes_the_place_of_what_was_there():
+    source, target = torch.empty(MiB, device=CUDA), torch.ones(MiB).to(CUDA)
+    source[: MiB // 2].copy_(torch.full((MiB // 2,), 2.0))
+    target.copy_(source)
+    assert target.cpu().sum() == 2 * (MiB // 2)
+
+
 def test_addresses_rise():
     torch.cuda.empty_cache()
     blocks = [torch.empty(30 * MiB, dtype=torch.uint8, device=CUDA) for _ in range(4)]
@@ -216,10 +223,44 @@ def test_the_pool_of_the_driver_counts_what_is_used_and_keeps_what_is_freed(pyte
     assert lines[-2:] == ["10 20 20 20", "10 10 10 10"]
 
 
+@pytest.mark.parametrize("freed_first", [0, 1])
+def test_free_addresses_side_by_side_are_one(freed_first):
+    torch.cuda.empty_cache()
+    blocks = [torch.empty(3 * GiB, dtype=torch.uint8, device=CUDA) for _ in range(3)]
+    first, second, third = (block.data_ptr() for block in blocks)
+    assert (second, third) == (first + 3 * GiB, first + 6 * GiB)
+    for number in (freed_first, 0):
+        del blocks[number]
+        torch.cuda.empty_cache()
+    assert torch.empty(6 * GiB, dtype=torch.uint8, device=CUDA).data_ptr() == first
+
+
 def test_memory_runs_out_at_the_size_of_the_gpu():
     total = torch.cuda.get_device_properties(0).total_memory
     with pytest.raises(torch.OutOfMemoryError, match=f"total capacity of {total / GiB:.2f} GiB"):
         torch.empty(total + 1, dtype=torch.uint8, device=CUDA)
+
+
+def test_memory_that_is_given_back_is_free_again():
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    for _ in range(2):
+        large = torch.empty(total // 4 * 3, dtype=torch.uint8, device=CUDA)
+        assert torch.cuda.mem_get_info()[0] < total // 4
+        del large
+        torch.cuda.empty_cache()
+        assert torch.cuda.mem_get_info() == (free, total)
+
+
+def test_a_host_that_waits_for_a_stream_waits_for_what_that_one_waits_for():
+    side, event = torch.cuda.Stream(), torch.cuda.Event()
+    with torch.cuda.stream(side):
+        torch.ones(1000, device=CUDA)
+        event.record()
+    torch.cuda.current_stream().wait_event(event)
+    assert not event.query()
+    torch.cuda.current_stream().synchronize()
+    assert event.query()
 
 
 @pytest.mark.parametrize("of_stream", [False, True])

@@ -325,6 +325,12 @@ def has_no_streams():
 
 
 @program
+def counts_file_descriptors():
+    folder = "/proc/self/fd"
+    return len(os.listdir(folder)) if Path(folder).is_dir() else 0, work()  # noqa: PTH208
+
+
+@program
 def has_few_file_descriptors():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     file = os.dup(0)
