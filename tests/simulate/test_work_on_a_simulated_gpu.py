@@ -136,10 +136,13 @@ def test_a_program_begins_with_a_device_when_it_uses_it():
 @pytest.mark.compiles
 def test_inductor_pads_no_product_that_has_to_be_copied_for_it():
     from torch._dynamo.utils import counters
+    from torch._inductor.fx_passes.pad_mm import get_pad_cache
+    from torch._inductor.utils import fresh_cache
 
     left, right = (torch.ones(4095, 4095, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
     counters.clear()
-    with torch._inductor.config.patch(force_disable_caches=True):
+    get_pad_cache.cache_clear()
+    with fresh_cache():  # with the choices that earlier runs kept in files nothing is timed
         torch.compile(lambda x, y: x @ y)(left, right)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
