@@ -29,7 +29,7 @@ from pytest_torchmem.simulate.build import (
 )
 from pytest_torchmem.values.errors import SimulationError
 
-CHECKED: Final = ("2.11", "2.13", "2.15")
+CHECKED: Final = ("2.10", "2.11", "2.13", "2.15")
 """The releases of torch that the simulated runtime was run with."""
 
 MACHINES: Final = ("x86_64", "aarch64")

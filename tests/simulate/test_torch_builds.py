@@ -330,7 +330,7 @@ def test_the_environment_of_a_process_names_the_gpu_and_comes_first():
 
 def test_a_release_that_was_not_checked_is_told():
     built = TorchBuild("2.99.0", "13.0", Path("/site"), Path("/runtime"), None)
-    assert "not checked with torch 2.99.0, but with 2.11" in process.notice(built)
+    assert "not checked with torch 2.99.0, but with 2.10, 2.11" in process.notice(built)
     assert not process.notice(TorchBuild("2.13.1", "13.0", Path(), Path(), None))
 
 

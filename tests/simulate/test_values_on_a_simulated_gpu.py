@@ -213,10 +213,14 @@ SCALES = {
 }
 
 
+CUDA_RELEASE = tuple(map(int, (torch.version.cuda or "0").split(".")))
+
+
 @pytest.mark.usefixtures("exact")
-@pytest.mark.skipif(not hasattr(torch, "float8_e8m0fnu"), reason="needs torch 2.7")
 @pytest.mark.parametrize("name", SCALES)
 def test_a_product_of_numbers_of_eight_bits_has_a_scale_for_rows_or_blocks(name):
+    if name.startswith("blocks") and CUDA_RELEASE < (12, 9):
+        pytest.skip("needs CUDA 12.9")
     left, right = of_eight_bits(160, 256), of_eight_bits(256, 256)
     factors, expected = [], []
     for numbers, (down, across), given in zip(
@@ -235,7 +239,6 @@ def test_a_product_of_numbers_of_eight_bits_has_a_scale_for_rows_or_blocks(name)
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="needs torch 2.8")
 def test_a_product_of_numbers_of_four_bits_has_a_scale_for_each_16_of_them():
     bytes_of_two = (torch.arange(128 * 64) * 7919 % 256).to(torch.uint8).view(128, 64)
     positive = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -247,18 +250,17 @@ def test_a_product_of_numbers_of_four_bits_has_a_scale_for_each_16_of_them():
     product = torch._scaled_mm(packed, packed.t(), factors, factors, out_dtype=torch.bfloat16)
     each = numbers * scale.repeat_interleave(16, 1)
     torch.testing.assert_close(product.cpu(), (each @ each.t()).bfloat16(), rtol=1e-2, atol=1e-1)
-    if hasattr(functional, "scaled_mm"):  # from torch 2.10 on, with a scale for all beside
-        both = [factors, torch.full((), 0.5, device=CUDA)]
-        kinds = [functional.ScalingType.BlockWise1x16, functional.ScalingType.TensorWise]
-        swizzles = [functional.SwizzleType.SWIZZLE_32_4_4, functional.SwizzleType.NO_SWIZZLE]
-        by_recipe = functional.scaled_mm(
-            packed, packed.t(), both, kinds, both, kinds, swizzles, swizzles
-        )
-        torch.testing.assert_close(by_recipe, product / 4)
+    both = [factors, torch.full((), 0.5, device=CUDA)]
+    kinds = [functional.ScalingType.BlockWise1x16, functional.ScalingType.TensorWise]
+    swizzles = [functional.SwizzleType.SWIZZLE_32_4_4, functional.SwizzleType.NO_SWIZZLE]
+    by_recipe = functional.scaled_mm(
+        packed, packed.t(), both, kinds, both, kinds, swizzles, swizzles
+    )
+    torch.testing.assert_close(by_recipe, product / 4)
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.skipif(not hasattr(functional, "scaled_mm"), reason="needs torch 2.10")
+@pytest.mark.skipif(CUDA_RELEASE < (12, 9), reason="needs CUDA 12.9")
 @pytest.mark.parametrize("in_blocks", [0, 1])
 def test_by_recipe_a_column_has_the_scales_of_blocks_beside_each_other(in_blocks):
     matrices, given, expected = (of_eight_bits(256, 320), of_eight_bits(128, 320)), [], []
