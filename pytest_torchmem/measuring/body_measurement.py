@@ -311,7 +311,7 @@ class BodyMeasurement(_Stretch):
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it has begun, and was neither stopped nor cancelled."""
+        """Return whether it has begun, and was neither stopped nor cancelled."""
         return self._recorder is not None
 
     def cancel(self) -> None:

@@ -162,3 +162,60 @@ def test_what_a_handler_raises_while_a_measurement_begins_or_ends_leaves_none(
         torch.ones(1000)
     assert block.peak.total == 4000
     assert len(calls) >= call
+
+
+RUNG = """
+import signal
+
+import pytest
+import torch
+
+import pytest_torchmem.contexts
+from pytest_torchmem.measuring.body_measurement import running
+
+
+class TooLateError(Exception):
+    pass
+
+
+def ring(number, frame):
+    raise TooLateError
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])  # as it begins, before and while it ends
+@pytest.mark.memory_budget("1MiB", device="cpu")
+def test_rung(rings): torch.ones(100)
+
+
+@pytest.mark.memory_budget("1MiB", device="cpu")
+def test_next(): torch.ones(1000)
+
+
+@pytest.fixture
+def rings(call, monkeypatch):
+    before, calls = signal.signal(signal.SIGUSR1, ring), []
+    original = pytest_torchmem.contexts._put_numpy_back
+
+    def put_back():
+        calls.append(None)
+        if len(calls) == call:
+            signal.raise_signal(signal.SIGUSR1)
+        return original()
+
+    monkeypatch.setattr(pytest_torchmem.contexts, "_put_numpy_back", put_back)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+    assert running() is None
+"""
+
+
+def test_a_test_that_a_signal_ends_fails_by_it_and_the_next_one_is_measured(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(RUNG)
+    run = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--torchmem-summary=all")
+    run.assert_outcomes(passed=1, failed=3)
+    raised = [line for line in run.outlines if line.startswith("E ") and "TooLateError" in line]
+    assert len(raised) == 3
+    (measured,) = [line for line in run.outlines if "::test_next " in line]
+    assert "3.9 KiB" in measured
