@@ -185,7 +185,7 @@ def _is_result(text: _Text, node: ast.expr) -> bool:
         if first in _OF_NUMBERS or name in _READS | _COMPUTES | _CONVERTS:
             return True
     outer = text.parents[node]
-    is_test = isinstance(outer, ast.If | ast.While | ast.IfExp | ast.Assert | ast.BoolOp)
+    is_test = isinstance(outer, ast.BoolOp) or getattr(outer, "test", None) is node
     negated = isinstance(outer, ast.UnaryOp) and isinstance(outer.op, ast.Not)
     filters = isinstance(outer, ast.comprehension) and node in outer.ifs
     shown = isinstance(node, ast.FormattedValue | ast.JoinedStr | ast.Compare | ast.UnaryOp)

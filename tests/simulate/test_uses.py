@@ -313,11 +313,15 @@ def zeros():
     return item(3.0)
 
 
-@pytest.mark.parametrize("program", [one_hot, zeros])
-def test_what_a_function_of_c_reads_for_itself_makes_a_size(program):
-    one_hot() if program is one_hot else zeros()
-    of_the_caller = PLACES[-1][1:]
-    assert decides(of_the_caller, is_count=program is one_hot)
+def a_function_of_c_that_reads_for_itself():
+    one_hot()
+    zeros()
+
+
+def test_what_a_function_of_c_reads_for_itself_makes_a_size():
+    count, number = (frames[1:] for frames in places_of(a_function_of_c_that_reads_for_itself))
+    assert decides(count, is_count=True)
+    assert decides(number, is_count=False)
 
 
 def test_a_program_without_a_text_decides_by_counts():
