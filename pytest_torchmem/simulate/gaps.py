@@ -20,7 +20,7 @@ from pytest_torchmem.values.results import Result
 _LIBRARIES: Final = ("cuDNN", "cuSOLVER", "cuSPARSE", "cuSPARSELt")
 _CUDNN, _CUFFT = 0, 4
 # What was read, see operators/device_memory.h.
-_SHAPE, _COUNT, _NUMBER = range(3)
+_SHAPE, _COUNT, _NUMBER, _MASK = range(4)
 _SHOWN_BY_TORCH: Final = ("_tensor_str.py", "testing" + os.sep)
 
 
@@ -167,9 +167,9 @@ def _decides(place: int) -> bool:
         return False
     if kind == _SHAPE:
         return True
-    if kind == _NUMBER:
+    if kind != _COUNT:
         frames = list(dropwhile(lambda frame: frame[0].co_filename.startswith(torch), frames))
-    return decides(frames, is_count=kind == _COUNT)
+    return decides(frames, is_count=kind == _COUNT, is_mask=kind == _MASK)
 
 
 def _noted_line(symbol: str, number: int) -> str:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import ast
 import linecache
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import dropwhile, islice
-from types import CodeType, UnionType
+from types import CodeType, FunctionType, ModuleType, UnionType
 from typing import Final
 
 #: A code that ran and the place of the instruction in it, as a frame has both.
@@ -28,10 +29,11 @@ _Def = ast.FunctionDef | ast.AsyncFunctionDef
 _Function = _Def | ast.Lambda
 _Simple = ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return
 
-# Names of functions that show what they are given, or end the test.
+# Names of functions that show or save what they are given, or end the test.
 _SHOWS: Final = re.compile(
     r"p?print|repr|str|format|(\w+_)?log(_\w+)?|warn(ing)?|info|debug|error|critical|exception|write"
     r"|add_scalars?|set_(postfix|description)(_str)?|record_property|exit|fail|skip"
+    r"|save\w*|dump|copyfile|copy2|rename|unlink|remove|mkdir|makedirs"
 )
 _ADDS: Final = {"append", "add", "extend", "insert", "update", "appendleft"}
 _CONVERTS: Final = {"int", "round", "ceil", "floor", "trunc"}
@@ -57,13 +59,16 @@ _COMPUTES: Final = {
         "any",
         "all",
     ),
-    *("enumerate", "reversed", "pow", "divmod", "complex", "iter", "next"),
+    *("enumerate", "reversed", "pow", "divmod", "complex", "iter", "next", "len", "filter", "map"),
 }
 _OF_NUMBERS: Final = {"math", "np", "numpy", "statistics"}
-_MODULES: Final = {*_OF_NUMBERS, "torch"}
+_MODULES: Final = {*_OF_NUMBERS, "itertools", "torch"}
 _FINITE: Final = {"isnan", "isinf", "isfinite"}
 _OF_SIZES: Final = re.compile(r"zeros|ones|empty|full|rand\w*|arange|linspace|eye|range|islice")
-_FILTERS: Final = {"nonzero", "flatnonzero", "argwhere", "where", "extract", "compress", "unique"}
+_FILTERS: Final = {
+    *("nonzero", "flatnonzero", "argwhere", "where", "extract", "compress", "unique", "set"),
+    *("filter", "takewhile", "dropwhile", "groupby"),
+}
 _BACK: Final = {"tensor", "as_tensor", "from_numpy", "to", "cuda"}
 # What is the same for whatever values.
 _DESCRIBES: Final = {
@@ -87,21 +92,23 @@ class _Value:
         frame: The one whose text is looked at.
         is_count: It decides unless it is seen to be shown.
         comes_back: It is made a tensor again.
-        is_filter: It says which elements are taken: how many is not known.
-        calls: Functions of the same text that it was given to and that have not returned.
+        is_mask: It says which elements are to be taken.
+        is_filter: They have been taken: how many is not known.
+        calls: Functions that it was given to and that have not returned.
     """
 
     frame: int
     is_count: bool
     comes_back: bool = False
+    is_mask: bool = False
     is_filter: bool = False
-    calls: tuple[ast.Call, ...] = ()
+    calls: tuple[tuple[_Text, ast.Call], ...] = ()
 
     def through(self, name: str) -> _Value:
         """Return what a function makes of it."""
         return replace(
             self,
-            is_count=self.is_count or name in _CONVERTS,
+            is_count=self.is_count or name in _CONVERTS or (name == "len" and self.is_filter),
             comes_back=self.comes_back or name in _BACK,
             is_filter=self.is_filter or name in _FILTERS,
         )
@@ -142,6 +149,21 @@ class _Text:
                 break
         return node
 
+    def function(self, call: ast.Call, code: CodeType) -> tuple[_Text, _Def] | None:
+        """Return the function that is called by a name, and the text that it stands in."""
+        first, name = _name_of(call.func)
+        if found := self.functions.get(name):
+            return self, found
+        here = (m for m in tuple(sys.modules.values()) if _file_of(m) == code.co_filename)
+        called = getattr(next(here, None), first, None)
+        if isinstance(called, ModuleType):
+            called = getattr(called, name, None)
+        if not isinstance(called, FunctionType):
+            return None
+        text = _text_of(called.__code__.co_filename)
+        definition = text and text.functions.get(called.__name__)
+        return (text, definition) if text and definition else None
+
     def read_at(self, code: CodeType, instruction: int) -> ast.expr | ast.stmt | None:
         """Return the expression that an instruction computes, or the statement that it is of."""
         lines = islice(code.co_positions(), instruction // 2, None)
@@ -158,6 +180,10 @@ class _Text:
             and (last, end) <= place[2:]
         }
         return around[max(around)] if around else None
+
+
+def _file_of(module: ModuleType) -> str | None:
+    return getattr(module, "__file__", None)
 
 
 @lru_cache(maxsize=64)
@@ -228,17 +254,30 @@ def _is_of_host(text: _Text, node: ast.expr) -> bool:
     return any(re.search(r"\b(np|numpy|tolist|cpu)\b", ast.unparse(each)) for each in [node, *made])
 
 
-def _only_shows(statements: Sequence[ast.stmt]) -> bool:
+def _assigned(statements: Sequence[ast.stmt]) -> list[ast.expr] | None:
+    """Return what is assigned where nothing else is done but to show, save, and change numbers.
+
+    None if more is done, for which memory may be needed.
+    """
+    targets: list[ast.expr] = []
     for statement in statements:
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            if not _SHOWS.fullmatch(_name_of(statement.value.func)[1]):
-                return False
-        elif isinstance(statement, ast.If):
-            if not _only_shows([*statement.body, *statement.orelse]):
-                return False
-        elif not isinstance(statement, ast.Raise | ast.Pass | ast.Assert):
-            return False
-    return True
+        match statement:
+            case ast.Expr(value=ast.Call(func=function)):
+                if not _SHOWS.fullmatch(_name_of(function)[1]):
+                    return None
+            case ast.If() | ast.For():
+                if (within := _assigned([*statement.body, *statement.orelse])) is None:
+                    return None
+                targets += within
+            case ast.Assign(value=ast.Constant() | ast.Name() | ast.Attribute()):
+                targets += statement.targets
+            case ast.AugAssign(value=ast.Constant() | ast.Name() | ast.Attribute()):
+                targets.append(statement.target)
+            case ast.Raise() | ast.Pass() | ast.Assert():
+                pass
+            case _:
+                return None
+    return targets
 
 
 def _keeps_record(branch: ast.If) -> bool:
@@ -275,14 +314,19 @@ class _Following:
         node = None if text is None else text.read_at(code, instruction)
         if text is None or node is None:
             return value.is_count
-        if isinstance(node, ast.While | ast.If):  # its test's last instruction
+        # The last instruction of a test has the place of all that follows.
+        if isinstance(node, ast.While | ast.If):
             return self.of(text, node.test, replace(value, frame=frame))
+        if isinstance(node, ast.For):
+            return self.of(text, node.iter, replace(value, frame=frame))
         if isinstance(node, ast.stmt):
             return value.is_count and not isinstance(node, ast.Assert | ast.Raise)
         if not frame and not _is_result(text, node):  # a function has read it for itself
             sized = isinstance(node, ast.Call) and _OF_SIZES.fullmatch(_name_of(node.func)[1])
             return value.is_count or bool(sized)
-        return self.of(text, node, replace(value, frame=frame))
+        converts = isinstance(node, ast.Call) and _name_of(node.func)[1] in _CONVERTS
+        is_count = value.is_count or (not frame and converts)
+        return self.of(text, node, replace(value, frame=frame, is_count=is_count))
 
     def of(self, text: _Text, node: ast.AST, value: _Value) -> bool:
         """Whether the value of a node decides."""
@@ -296,19 +340,24 @@ class _Following:
             case ast.While() | ast.Match() | ast.Slice():
                 return True
             case ast.If():
-                return not (_only_shows([*parent.body, *parent.orelse]) or _keeps_record(parent))
+                if _keeps_record(parent):
+                    return False
+                targets = _assigned([*parent.body, *parent.orelse])
+                return targets is None or any(self.named(text, t, value) for t in targets)
             case ast.IfExp() if node is parent.test:
                 chosen = parent.body, parent.orelse
                 plain = all(isinstance(c, ast.Constant | ast.Name | ast.Attribute) for c in chosen)
                 return not plain or self.of(text, parent, value)
-            case ast.comprehension() if node in parent.ifs:
+            case ast.comprehension() if node in parent.ifs or value.is_filter:
+                return True
+            case ast.For() | ast.AsyncFor() if value.is_filter:
                 return True
             case ast.comprehension() | ast.For() | ast.AsyncFor():
                 made = text.parents[parent] if isinstance(parent, ast.comprehension) else None
                 return self.named(text, parent.target, value) or (
                     made is not None and self.of(text, made, value)
                 )
-            case ast.Return() | ast.Lambda():
+            case ast.Return() | ast.Lambda() | ast.Yield():
                 return self.returned(text, parent, value)
             case ast.Tuple() if targets := _targets_of(text.parents[parent], parent, node):
                 return any(self.named(text, target, value) for target in targets)
@@ -319,14 +368,19 @@ class _Following:
             case ast.NamedExpr():
                 return self.named(text, parent.target, value) or self.of(text, parent, value)
             case ast.Compare():
-                filtering = replace(value, is_filter=True)
-                return not _is_known(parent) and self.of(text, parent, filtering)
+                mask = replace(value, is_mask=True)
+                return not _is_known(parent) and self.of(text, parent, mask)
             case ast.Attribute():
                 return self.of_attribute(text, parent, value)
             case ast.Subscript() if node is parent.slice:
-                length = value.is_filter and not value.calls and not _is_of_host(text, parent.value)
-                decided = value.is_count or value.comes_back or length
-                return decided or self.of(text, parent, value)
+                if value.is_count or value.comes_back:
+                    return True
+                if isinstance(parent.ctx, ast.Store):  # as many as there are values
+                    return self.named(text, parent.value, replace(value, is_filter=True))
+                taken = value.is_mask or value.is_filter
+                if taken and not value.calls and not _is_of_host(text, parent.value):
+                    return True
+                return self.of(text, parent, replace(value, is_mask=False, is_filter=taken))
             case ast.Call():
                 return self.given(text, node, parent, value)
             case ast.keyword():
@@ -356,6 +410,9 @@ class _Following:
         if first in _MODULES or name in _COMPUTES | _CONVERTS:
             if _OF_SIZES.fullmatch(name):
                 return True
+            works = name == "map" and _name_of(call.args[0])[1] not in _COMPUTES | _CONVERTS
+            if works and (value.is_count or value.is_filter):
+                return True
             return self.of(text, call, value.through(name))
         if _SHOWS.fullmatch(name):
             return False
@@ -363,24 +420,31 @@ class _Following:
             return True
         if name in _ADDS and isinstance(call.func, ast.Attribute):
             return self.named(text, call.func.value, value)
-        if (function := text.functions.get(name)) and call not in value.calls:
-            return self.passed(text, node, call, function, value)
+        function = text.function(call, self.frames[value.frame][0])
+        if function and all(call is not other for _, other in value.calls):
+            return self.passed(text, node, call, *function, value)
         return value.is_count
 
     def passed(
-        self, text: _Text, node: ast.AST, call: ast.Call, function: _Def, value: _Value
+        self,
+        text: _Text,
+        node: ast.AST,
+        call: ast.Call,
+        other: _Text,
+        function: _Def,
+        value: _Value,
     ) -> bool:
-        """Whether a value decides that a function of the same text is given."""
+        """Whether a value decides that a function is given whose text is there."""
         names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
         if isinstance(call.func, ast.Attribute) and names[:1] in (["self"], ["cls"]):
             names = names[1:]
-        within = replace(value, calls=(*value.calls, call))
+        within = replace(value, calls=(*value.calls, (text, call)))
         if isinstance(node, ast.keyword):
             name = node.arg or ""
         else:
             place = next((n for n, each in enumerate(call.args) if each is node), len(names))
             name = names[place] if place < len(names) else ""
-        return self.uses(text, function, name, within) if name else value.is_count
+        return self.uses(other, function, name, within) if name else value.is_count
 
     def uses(self, text: _Text, scope: ast.AST, name: str, value: _Value) -> bool:
         """Whether a value decides that has a name in a scope: a plain one, or an attribute's."""
@@ -408,8 +472,8 @@ class _Following:
     def returned(self, text: _Text, node: ast.AST, value: _Value) -> bool:
         """Whether a value decides that a function returns, by what its caller does with it."""
         if value.calls:
-            *calls, call = value.calls
-            return self.of(text, call, replace(value, calls=tuple(calls)))
+            *calls, (outer, call) = value.calls
+            return self.of(outer, call, replace(value, calls=tuple(calls)))
         function = node if isinstance(node, ast.Lambda) else text.scope(node)
         name = getattr(function, "name", "<lambda>")
         for number in range(value.frame, len(self.frames)):
@@ -419,10 +483,10 @@ class _Following:
         return value.is_count or any(self.of(text, each, value) for each in named)
 
 
-def decides(frames: Sequence[Frame], *, is_count: bool) -> bool:
+def decides(frames: Sequence[Frame], *, is_count: bool, is_mask: bool = False) -> bool:
     """Whether a program decides by what it has read in the first of these frames.
 
-    Each was called by the next one. A number decides if it is seen to, a count or the truth unless
-    it is seen not to.
+    Each was called by the next one. A number or a mask decides if it is seen to, a count or the
+    truth unless it is seen not to.
     """
-    return _Following(frames).at_frame(0, _Value(0, is_count))
+    return _Following(frames).at_frame(0, _Value(0, is_count, is_mask=is_mask))

@@ -1,5 +1,6 @@
 """What decides a shape, a count or a branch is computed at any size, or said with its line."""
 
+import io
 import math
 
 import pytest
@@ -310,6 +311,10 @@ DECISIONS = {
     "counts that the host reads": lambda scores: list(map(torch.empty, _counts(scores))),
     "a mask that the host computes": lambda scores: scores[scores.cpu() * 2 > 0.5],
     "a mask that comes back": lambda scores: scores[(scores.cpu() * 2 > 0.5).to(CUDA)],
+    "a mask in a list": lambda scores: scores[0, (scores[0] > 0.5).tolist()],
+    "a mask of an array": lambda scores: scores[(scores[:, 0] > 0.5).cpu().numpy()],
+    "what is saved and loaded": lambda scores: (_loaded(scores, CUDA) > 0.5).nonzero(),
+    "what is loaded on the host": lambda scores: (_loaded(scores, "cpu").to(CUDA) > 0).nonzero(),
     "places that the host finds": lambda scores: scores[(scores[:, 0].cpu().neg_() > 0).nonzero()],
     "counts in pinned memory": lambda scores: _pinned((scores > 0.5).sum(0)).copy_(
         (scores > 0.5).sum(0), non_blocking=True
@@ -320,6 +325,13 @@ DECISIONS = {
     "values that come back in rows": lambda scores: (_by_rows(scores).to(CUDA)[3] > 0).nonzero(),
     "what is saved for backward": lambda scores: (_saved_on_host(scores) > 0.5).nonzero(),
 }
+
+
+def _loaded(scores, device):
+    file = io.BytesIO()
+    torch.save({"scores": scores}, file)
+    file.seek(0)
+    return torch.load(file, map_location=device)["scores"]
 
 
 def _counts(scores):
@@ -434,6 +446,7 @@ HARMLESS = {
     "a comparison in a test": lambda scores: torch.testing.assert_close(scores, scores + 1),
     "arguments of a distribution": lambda scores: torch.distributions.Normal(scores, scores.exp()),
     "how many are right": lambda scores: (scores > 0.5).sum().item() / scores.numel(),
+    "what was known is loaded": lambda scores: _loaded(torch.ones(9, device=CUDA), CUDA).nonzero(),
     "what is finite on the host": lambda scores: bool(torch.isfinite(scores.cpu()).all()),
     "the best on the host": lambda scores: scores[scores.cpu().argmax(-1)],
     "a copy": lambda scores: (scores > 0.5).cpu(),

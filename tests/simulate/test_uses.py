@@ -1,5 +1,7 @@
 """What a program does with values that it reads, as its text says it: it shows them, or decides."""
 
+import importlib
+import itertools
 import math
 import sys
 
@@ -49,6 +51,9 @@ class Solver:
 
 
 class Recorder:
+    def save(self, state):
+        self.state = state
+
     def observe(self, value):
         self.last = value
 
@@ -154,11 +159,46 @@ def rows_of_a_tensor(rows=Rows()):  # noqa: B008
     return rows[np.nonzero(scores > 1)[0]]
 
 
+def a_flag():
+    is_done = False
+    while not is_done:
+        if item() < 3:
+            is_done = True
+
+
+def values_of_a_generator():
+    for _ in range(3):
+        yield item()
+
+
+def a_loop_over_a_generator():
+    for value in values_of_a_generator():
+        if value > 3:
+            break
+
+
+def as_many_as_there_are_values():
+    return [run(each) for each in set(item([0.1]))]
+
+
+def a_table_of_values():
+    counts = {}
+    for value in item([0.1]):
+        counts[value] = counts.get(value, 0) + 1
+    return run(len(counts))
+
+
+def elements_that_are_left():
+    return list(map(run, itertools.compress([1], item([0.1]))))
+
+
 DECIDES = [
     *(a_loop, a_loop_of_a_function, a_loop_that_ends, a_function_of_the_program, a_lambda),
     *(a_sum_of_many, a_list_that_is_filtered, rows_that_are_taken, a_size, a_whole_number),
     *(a_branch_of_an_expression, what_comes_after_and, an_attribute, the_truth, a_case),
     *(a_name_in_an_expression, rows_of_a_tensor),
+    *(a_loop_over_a_generator, as_many_as_there_are_values, a_table_of_values),
+    *(elements_that_are_left, a_flag),
 ]
 
 
@@ -216,6 +256,21 @@ def a_warning():
         print("large")
 
 
+def a_rate_by_loss():
+    rate, groups = 1.0, [{}]
+    for _ in range(2):
+        if item() > 0:
+            rate *= 0.5
+            for group in groups:
+                group["rate"] = rate
+
+
+def a_file_of_the_best(best=9.0):
+    is_best = item() < best
+    if is_best:
+        Recorder().save({"best": best})
+
+
 def a_history():
     history = {"loss": []}
     for _ in range(3):
@@ -249,7 +304,15 @@ def what_is_known_of_an_array():
 
 SHOWS = [
     *(a_printed_number, a_mean, a_record, a_moving_mean, a_check_of_what_is_finite, an_assertion),
-    *(an_error, a_warning, a_history, a_method_of_another_object, a_result_that_nobody_uses),
+    *(
+        an_error,
+        a_warning,
+        a_history,
+        a_rate_by_loss,
+        a_file_of_the_best,
+        a_method_of_another_object,
+        a_result_that_nobody_uses,
+    ),
     *(rows_of_an_array, what_is_known_of_an_array),
 ]
 
@@ -288,6 +351,14 @@ def an_element():
     print([1, 2][item(1)])
 
 
+def sizes_of_calls():
+    return list(map(run, item([3])))
+
+
+def counts_that_are_summed_up():
+    print(sum(map(int, item([3]))))
+
+
 def a_count_that_is_kept():
     Solver().residual = item(1)
 
@@ -299,6 +370,8 @@ def a_count_that_is_kept():
         (a_size_by_a_call, True),
         (an_element, True),
         (a_count_that_is_kept, True),
+        (sizes_of_calls, True),
+        (counts_that_are_summed_up, False),
     ],
 )
 def test_a_count_decides_unless_it_is_only_shown(program, decided):
@@ -322,6 +395,34 @@ def test_what_a_function_of_c_reads_for_itself_makes_a_size():
     count, number = (frames[1:] for frames in places_of(a_function_of_c_that_reads_for_itself))
     assert decides(count, is_count=True)
     assert decides(number, is_count=False)
+
+
+def a_mask(rows=Rows()):  # noqa: B008
+    return rows[item([True])]
+
+
+def shares_of_a_mask():
+    right = np.asarray(item([True])) == np.asarray([True])
+    print(right.mean(), right.sum())
+
+
+@pytest.mark.parametrize(("program", "decided"), [(a_mask, True), (shares_of_a_mask, False)])
+def test_a_mask_decides_where_it_takes_elements(program, decided):
+    (frames,) = places_of(program)
+    assert decides(frames, is_count=False, is_mask=True) is decided
+
+
+def test_a_function_of_another_file_is_followed(tmp_path, monkeypatch):
+    (tmp_path / "ends_of_texts.py").write_text("def ends(value):\n    return value < 3\n")
+    (tmp_path / "loops_of_texts.py").write_text(
+        "from ends_of_texts import ends\nimport ends_of_texts\n"
+        "def by_name(item):\n    while not ends(item()): pass\n"
+        "def by_module(item):\n    while not ends_of_texts.ends(item()): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    loops = importlib.import_module("loops_of_texts")
+    for loop in (loops.by_name, loops.by_module):
+        assert any(decides(f, is_count=False) for f in places_of(lambda loop=loop: loop(item)))
 
 
 def test_a_program_without_a_text_decides_by_counts():

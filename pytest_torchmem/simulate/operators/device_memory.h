@@ -5,7 +5,7 @@
 #include <cstdint>
 
 // What is read of what nobody computed, see `torchmem_note_decision`.
-enum : int { kShape, kCount, kNumber };
+enum : int { kShape, kCount, kNumber, kMask };
 
 extern "C" {
 
@@ -18,8 +18,10 @@ int torchmem_is_zero(const void* start, size_t bytes);
 // Bytes were computed, and stand there.
 void torchmem_note_values(void* start, size_t bytes, int exact, int rests_on_missing);
 // What nobody computed is read. A shape rests on it (0); it is a count or the truth, which decide unless
-// they are only shown (1); or a number or a copy, which may be used for that (2).
+// they are only shown (1); or a number or a copy, which may be used for that (2), also of a mask (3).
 void torchmem_note_decision(int kind);
+// Whether a file whose path ends so is among those that this thread runs.
+int torchmem_is_called_from(const char* file);
 // A kernel would have written bytes that are not known; they read zero from now on.
 void torchmem_forget_values(void* start, size_t bytes);
 // Notes something for bytes that can be computed later: `what` has them from its `first_byte` on. It is

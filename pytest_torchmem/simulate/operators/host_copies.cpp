@@ -12,6 +12,7 @@
 #include <initializer_list>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -40,6 +41,16 @@ Copies& copies() {
 }
 std::atomic<bool> any{false};
 at::CallbackHandle following = 0;  // what the host computes; off while there is no copy
+
+// A file does not say of its bytes that nobody computed them: these many were saved.
+constexpr const char* kSavesAndLoads = "/torch/serialization.py";
+std::mutex& saved_guard = *new std::mutex();
+auto& saved = *new std::set<size_t>();
+
+bool was_saved(size_t bytes) {
+  const std::lock_guard<std::mutex> lock(saved_guard);
+  return saved.count(bytes);
+}
 
 uint32_t version_of(const at::Tensor& tensor) {
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
@@ -87,6 +98,10 @@ void note(const at::Tensor& on_host, bool missing, uint32_t version) {
 }  // namespace
 
 void note_host_copy(const at::Tensor& on_host, bool missing) {
+  if (missing && torchmem_is_called_from(kSavesAndLoads)) {
+    const std::lock_guard<std::mutex> lock(saved_guard);
+    saved.insert(on_host.storage().nbytes());
+  }
   if (is_of_host(on_host) && (missing || any)) note(on_host, missing, version_of(on_host));
 }
 
@@ -186,6 +201,20 @@ struct Watching : c10::OperatorKernel {
   const bool tells_shape;
 };
 
+// A tensor is made of a storage, which is read from a file. One of a size that was saved is what was saved.
+struct Loading : c10::OperatorKernel {
+  explicit Loading(const Handle& handle) : kernel(kernel_of(handle, c10::DispatchKey::CPU)) {}
+
+  void operator()(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
+    kernel.callBoxed(handle, keys, stack);
+    const at::Tensor& made = stack->back().toTensor();
+    if (!is_of_host(made) || !was_saved(made.storage().nbytes())) return;
+    if (torchmem_is_called_from(kSavesAndLoads)) note(made, true, version_of(made));
+  }
+
+  const c10::KernelFunction kernel;
+};
+
 }  // namespace
 
 void watch_host_copies(std::vector<c10::RegistrationHandleRAII>& kept) {
@@ -195,15 +224,21 @@ void watch_host_copies(std::vector<c10::RegistrationHandleRAII>& kept) {
                                         .scopes({at::RecordScope::FUNCTION}));
   at::disableCallback(following);
   auto& dispatcher = c10::Dispatcher::singleton();
+  const auto put = [&](const c10::OperatorName& name, auto functor) {
+    auto kernel = c10::BoxedKernel::makeFromFunctor(std::move(functor));
+    kept.push_back(dispatcher.registerImpl(
+        name, c10::DispatchKey::CPU, c10::KernelFunction::makeFromBoxedKernel(std::move(kernel)),
+        std::nullopt, nullptr, "torchmem"));
+  };
   for (const auto& [name, argument, tells_shape] : {std::tuple<const char*, size_t, bool>{"aten::nonzero", 0, true},
                                                     {"aten::masked_select", 1, true},
                                                     {"aten::_local_scalar_dense", 0, false}}) {
     const auto handle = dispatcher.findSchema({name, ""});
-    if (!handle) continue;
-    auto kernel = c10::BoxedKernel::makeFromFunctor(std::make_unique<Watching>(*handle, argument, tells_shape));
-    kept.push_back(dispatcher.registerImpl(
-        {name, ""}, c10::DispatchKey::CPU, c10::KernelFunction::makeFromBoxedKernel(std::move(kernel)),
-        std::nullopt, nullptr, "torchmem"));
+    if (handle) put({name, ""}, std::make_unique<Watching>(*handle, argument, tells_shape));
+  }
+  for (const char* overload : {"source_Storage", "source_Storage_storage_offset"}) {
+    const auto handle = dispatcher.findSchema({"aten::set_", overload});
+    if (handle) put({"aten::set_", overload}, std::make_unique<Loading>(*handle));
   }
 }
 

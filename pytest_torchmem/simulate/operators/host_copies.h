@@ -16,6 +16,11 @@ inline int kind_of(const at::Tensor& tensor) {
   return at::isIntegralType(tensor.scalar_type(), true) ? kCount : kNumber;
 }
 
+inline int kind_of_copy(at::ScalarType type) {
+  if (type == at::kBool) return kMask;
+  return type == at::kLong || type == at::kInt ? kCount : kNumber;
+}
+
 // A tensor of the host has been written with what a tensor of the GPU holds.
 void note_host_copy(const at::Tensor& on_host, bool missing);
 

@@ -470,7 +470,7 @@ void read_by_host(const IValue& written, const IValue& read) {
     const bool decides = at::isIntegralType(type, true);
     if (decides || bytes_of(tensor) <= kMostReadByHost) compute_deferred(tensor);
     missing = is_missing(tensor);
-    if (missing) torchmem_note_decision(type == at::kLong || type == at::kInt ? kCount : kNumber);
+    if (missing) torchmem_note_decision(kind_of_copy(type));
   });
   note_host_copy(written.toTensor(), missing);
 }

@@ -242,6 +242,18 @@ const char* torchmem_place_line(long place) {
   const std::lock_guard<std::mutex> lock(decisions.guard);
   return decisions.places.at(place).line.c_str();
 }
+int torchmem_is_called_from(const char* file) {
+  static const Python& python = forever<Python>();
+  if (!python.is_there()) return 0;
+  const int state = python.ensure();
+  Object frame = first_kept(python, python.frame_of(python.thread()), [&](const std::string& path) {
+    const size_t length = std::strlen(file);
+    return path.size() >= length && !path.compare(path.size() - length, length, file);
+  });
+  if (frame) python.drop(frame);
+  python.release(state);
+  return frame != nullptr;
+}
 int torchmem_place_frame(long place, size_t frame, void** code, int* instruction) {
   const std::lock_guard<std::mutex> lock(decisions.guard);
   const Frames& frames = decisions.places.at(place).frames;
