@@ -60,8 +60,8 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
         raise TraceError(f"cannot read {path} as a trace: {error.strerror or error}") from error
     except (zipfile.BadZipFile, NotImplementedError) as error:
         foreign = foreign_kind(Path(path))
-        reason = f"it is {foreign}" if foreign else "it is not one"
-        raise TraceError(f"cannot read {path} as a trace: {reason}") from error
+        kind = foreign or "not one"
+        raise TraceError(f"cannot read {path} as a trace: it is {kind}") from error
     except (*WRONG, EOFError, MemoryError, RuntimeError, zlib.error) as error:
         # zipfile has a RuntimeError for a file with a password.
         reason = (
