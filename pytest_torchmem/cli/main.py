@@ -525,10 +525,12 @@ def _calibrate(options: argparse.Namespace) -> Exit:
             raise ReportError("a FILE is only shown; --out and --gpu are for a run")
         calibration = calibrating.read_calibration(Path(*separator))
     else:
+        if options.out and options.out.is_dir():
+            raise ReportError(f"{options.out} is a folder: name a file")
         calibration = calibrating.calibrate(command, options.gpu)
+    _say("\n".join(calibration.lines()))  # a file that cannot be written loses nothing
     if options.out:
         write_report(options.out, calibrating.as_file(calibration))
-    _say("\n".join(calibration.lines()))
     return Exit.OK if calibration.is_equal else Exit.DIFFERS
 
 
