@@ -28,8 +28,9 @@ class HostGeneratorKept {
 
 }  // namespace
 
-Stack compute_on_host(const Operator& op, Stack arguments, const at::Generator& start) {
-  const at::Generator generator = start.defined() ? start.clone() : start;
+Stack compute_on_host(const Operator& op, Stack arguments, const std::optional<Draw>& draw) {
+  if (draw && draw_as_gpu(*op.schema, arguments, *draw)) return {arguments[0]};
+  const at::Generator generator = draw ? draw->on_host() : at::Generator();
   const auto& declared = op.schema->arguments();
   bool drawn = false;
   for (size_t at = 0; at < arguments.size(); ++at) {
