@@ -315,6 +315,12 @@ DECISIONS = {
     "a mask of an array": lambda scores: scores[(scores[:, 0] > 0.5).cpu().numpy()],
     "what is saved and loaded": lambda scores: (_loaded(scores, CUDA) > 0.5).nonzero(),
     "what is loaded on the host": lambda scores: (_loaded(scores, "cpu").to(CUDA) > 0).nonzero(),
+    "a mask that the host computes elsewhere": lambda scores: scores[
+        ELSEWHERE["mask"](scores.cpu())
+    ],
+    "rows beside those of a draw": lambda scores: _beside_a_draw(scores).gt(0.5).nonzero(),
+    "places of a sparse tensor": lambda scores: _in_these_places(scores).coalesce(),
+    "a sum of sparse tensors": lambda scores: _in_these_places(scores) + _in_these_places(scores),
     "places that the host finds": lambda scores: scores[(scores[:, 0].cpu().neg_() > 0).nonzero()],
     "counts in pinned memory": lambda scores: _pinned((scores > 0.5).sum(0)).copy_(
         (scores > 0.5).sum(0), non_blocking=True
@@ -325,6 +331,24 @@ DECISIONS = {
     "values that come back in rows": lambda scores: (_by_rows(scores).to(CUDA)[3] > 0).nonzero(),
     "what is saved for backward": lambda scores: (_saved_on_host(scores) > 0.5).nonzero(),
 }
+
+
+# What the program's text does not say.
+ELSEWHERE = {
+    "mask": lambda values: values * 2 > 0.5,
+    "place": lambda values: values.flatten().argmax(),
+}
+
+
+def _beside_a_draw(scores):
+    both = torch.rand(2, scores.numel(), device=CUDA)
+    both[1] = scores.flatten()
+    return both
+
+
+def _in_these_places(scores):
+    places = (scores[:2, :99] * 0 + 1).long()
+    return torch.sparse_coo_tensor(places, scores[0, :99], check_invariants=False)
 
 
 def _loaded(scores, device):
@@ -447,8 +471,10 @@ HARMLESS = {
     "arguments of a distribution": lambda scores: torch.distributions.Normal(scores, scores.exp()),
     "how many are right": lambda scores: (scores > 0.5).sum().item() / scores.numel(),
     "what was known is loaded": lambda scores: _loaded(torch.ones(9, device=CUDA), CUDA).nonzero(),
-    "what is finite on the host": lambda scores: bool(torch.isfinite(scores.cpu()).all()),
-    "the best on the host": lambda scores: scores[scores.cpu().argmax(-1)],
+    "what is finite on the host": lambda scores: (
+        scores + 1 if torch.isfinite(scores.cpu()).all() else None
+    ),
+    "the best on the host": lambda scores: torch.empty(ELSEWHERE["place"](scores.cpu()).item()),
     "a copy": lambda scores: (scores > 0.5).cpu(),
     "predictions": lambda scores: scores.argmax(-1).tolist(),
     "written over on the host": lambda scores: scores.cpu().fill_(1).mul_(2).to(CUDA).nonzero(),

@@ -60,6 +60,12 @@ def called(op, sample, of_tensors, device):
     return tree_flatten(op(given, *args, **kwargs))[0]
 
 
+def compare_sizes(found, expected, _):
+    for mine, theirs in zip(found, expected, strict=True):
+        if isinstance(theirs, torch.Tensor):
+            assert (mine.shape, mine.stride()) == (theirs.shape, theirs.stride())
+
+
 def compare(found, expected, dtype):
     assert len(found) == len(expected)
     for mine, theirs in zip(found, expected, strict=True):
@@ -73,7 +79,7 @@ def compare(found, expected, dtype):
         )
 
 
-def check(name):
+def check(name, compare=compare):
     op = OPERATORS[name]
     for dtype in DTYPES:
         if not op.supports_dtype(dtype, CUDA):
@@ -101,6 +107,13 @@ def test_an_operator_computes_what_the_cpu_computes(name):
 )
 def test_each_other_operator_computes_what_the_cpu_computes(name):
     check(name)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, why in LISTED.items() if why.startswith(("random", "reads whatever"))]
+)
+def test_an_operator_that_draws_or_fills_nothing_has_the_sizes_of_the_cpu(name):
+    check(name, compare_sizes)
 
 
 def test_the_list_names_operators():
