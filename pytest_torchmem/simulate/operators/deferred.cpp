@@ -83,8 +83,8 @@ std::shared_ptr<const Kept> keep(const at::Tensor& tensor) {
 
 class Deferred {
  public:
-  Deferred(const Operator& op, const at::Generator& generator)
-      : op(op), generator(generator), exact(!op.random) {}
+  Deferred(const Operator& op, const Stack& given, const std::optional<Draw>& draw)
+      : op(op), draw(draw), exact(!op.random || draws_as_gpu(op.drawn_by, given)) {}
 
   void add(Whole whole, const at::Tensor& tensor) {
     bytes += bytes_of(tensor);
@@ -101,7 +101,7 @@ class Deferred {
   }
 
   const Operator& op;
-  const at::Generator generator;
+  const std::optional<Draw> draw;
   Stack arguments;            // tensors of the GPU are there for their sizes alone
   std::vector<Whole> wholes;  // one for each of them
   int depth = 1;
@@ -202,7 +202,7 @@ class Computation {
         for_each_tensor(arguments[at], [&](const at::Tensor& out) { left.push_back(out); });
       }
     }
-    const Stack results = compute_on_host(call.op, std::move(arguments), call.generator);
+    const Stack results = compute_on_host(call.op, std::move(arguments), call.draw);
     const auto& declared = call.op.schema->returns();
     for (size_t at = 0; at < results.size(); ++at) {
       if (at < declared.size() && declared[at].alias_info()) continue;
@@ -315,14 +315,14 @@ size_t number_in(const char* path, const std::string& name) {
 }  // namespace
 
 std::shared_ptr<const Deferred> defer(const Operator& op, const Stack& arguments,
-                                      const at::Generator& generator) {
+                                      const std::optional<Draw>& draw) {
   size_t count = 0;
   for (const IValue& value : arguments) for_each_on_gpu(value, [&](const auto&) { ++count; });
   const auto& returns = op.schema->returns();
   const bool makes_one = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::TensorType;
   if (count > (makes_one ? kMostTensors : kMostLists)) return nullptr;
   const Unobserved unobserved;
-  auto call = std::make_shared<Deferred>(op, generator);
+  auto call = std::make_shared<Deferred>(op, arguments, draw);
   bool told = true;
   for (size_t at = 0; told && at < arguments.size(); ++at) {
     const bool is_read = !op.out[at] && !leaves_out(*op.schema, arguments, at);

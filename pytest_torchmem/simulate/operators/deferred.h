@@ -18,7 +18,7 @@ class Deferred;
 
 // A note of a call that is about to run; null where it rests on what nobody can tell.
 std::shared_ptr<const Deferred> defer(const Operator& op, const Stack& arguments,
-                                      const at::Generator& generator);
+                                      const std::optional<Draw>& draw);
 
 // Notes it for what the call has written and returned.
 void note_deferred(const std::shared_ptr<const Deferred>& call, const std::vector<at::Tensor>& outs);

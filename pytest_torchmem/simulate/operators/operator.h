@@ -1,10 +1,10 @@
 // An operator of the simulated GPU, its arguments, and the same computed on the host.
 #pragma once
 
+#include "draws.h"
 #include "rules.h"
 #include "tensors.h"
 
-#include <ATen/core/Generator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <optional>
@@ -25,6 +25,7 @@ struct Operator {
   bool of_torch = true;
   std::optional<Handle> on_cpu;    // the operator that has a kernel for the CPU
   bool random = false;             // draws random numbers
+  DrawnBy drawn_by = nullptr;      // the GPU's own, if it is known how
   std::vector<bool> written, out;  // of each argument: it is written; what it held does not count
 };
 
@@ -94,8 +95,8 @@ inline at::Tensor as_integers(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBool ? tensor.to(at::kByte) : tensor;
 }
 
-// What the operator of the CPU, or what stands in for it, returns for arguments on the host. It draws as
-// the generator would, if there is one, which stays as it is. Raises where it does not take them.
-Stack compute_on_host(const Operator& op, Stack arguments, const at::Generator& start);
+// What the operator of the CPU, or what stands in for it, returns for arguments on the host. Random
+// numbers are drawn as from that place, if there is one. Raises where it does not take them.
+Stack compute_on_host(const Operator& op, Stack arguments, const std::optional<Draw>& draw);
 
 }  // namespace simulated

@@ -16,7 +16,6 @@
 #include "tensors.h"
 #include "unobserved.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/copy_ops.h>
@@ -44,28 +43,24 @@ Stack without_owners(const Stack& values) {
   return seen;
 }
 
-// --- random numbers: a draw of the CPU's, from the seed and the place of the GPU's generator ----------
+// --- random numbers ---------------------------------------------------------------------------------
 
-at::Generator draw_from(uint64_t seed, uint64_t offset) {
-  return at::detail::createCPUGenerator(seed + 0x9E3779B97F4A7C15 * (offset + 1));
-}
-
-at::Generator draw_like(const IValue& given, at::DeviceIndex device) {
+Draw draw_of(const IValue& given, at::DeviceIndex device) {
   try {
     const at::Generator generator =
         given.isGenerator()
             ? given.toGenerator()
             : at::globalContext().defaultGenerator(at::Device(at::kCUDA, device));
-    return draw_from(generator.current_seed(), generator.get_offset());
+    return {generator.current_seed(), generator.get_offset()};
   } catch (const c10::Error&) {  // beside a capture
-    return draw_from(0, 0);
+    return {};
   }
 }
 
 // A draw of a graph: torch writes to the device where a launch begins.
 struct CapturedDraw {
   CapturedDraw() : is_there(torchmem_captured_draw(&seed, &offset, &further)) {}
-  at::Generator generator() const { return draw_from(*seed, *offset + further); }
+  Draw draw() const { return {*seed, *offset + further}; }
 
   const uint64_t *seed, *offset;
   uint64_t further;
@@ -97,8 +92,8 @@ bool says_out_of_bounds(const std::string& error) {
 
 class Call {
  public:
-  Call(const Operator& op, const Stack& arguments, const at::Generator& captured = {})
-      : op_(op), arguments_(arguments), generator_(captured) {
+  Call(const Operator& op, const Stack& arguments, const std::optional<Draw>& captured = {})
+      : op_(op), arguments_(arguments), draw_(captured) {
     computable_ = op.on_cpu || op.rule.compute;
     for (size_t at = 0; at < arguments_.size(); ++at) {
       for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
@@ -112,10 +107,10 @@ class Call {
     if (op_.rule.host_reads) compute_arguments();
     look();
     if (op_.rule.looks_for_overflow && !exact_) computable_ = false;
-    if (computable_ && op_.random && !generator_.defined()) {
-      generator_ = draw_like(given_generator(), std::max<int>(device_, 0));
+    if (computable_ && op_.random && !draw_) {
+      draw_ = draw_of(given_generator(), std::max<int>(device_, 0));
     }
-    if (can_be_deferred()) deferred_ = defer(op_, arguments_, generator_);
+    if (can_be_deferred()) deferred_ = defer(op_, arguments_, draw_);
     if (!deferred_ && missing_ && (is_small_ || decides())) {
       compute_arguments();
       look();
@@ -159,7 +154,7 @@ class Call {
     const bool writes_given = std::find(op_.written.begin(), op_.written.end(), true) != op_.written.end();
     // Of integers it has made larger numbers of another kind, which was not known before.
     if (!computed && !deferred_ && !writes_given && can_be_deferred()) {
-      deferred_ = defer(op_, arguments_, generator_);
+      deferred_ = defer(op_, arguments_, draw_);
     }
     saved_.clear();
     computed ? deliver(returned) : forget(returned);
@@ -203,7 +198,7 @@ class Call {
 
   // What is known of the values that are given.
   void look() {
-    exact_ = !op_.random;
+    exact_ = !op_.random || draws_as_gpu(op_.drawn_by, arguments_);
     missing_ = indexed_ = lost_ = false;
     if (!computable_) return;
     for_each_read([&](const at::Tensor& tensor) {
@@ -319,7 +314,7 @@ class Call {
           return other;
         }));
       }
-      results_ = compute_on_host(op_, std::move(given), generator_);
+      results_ = compute_on_host(op_, std::move(given), draw_);
       for (auto& [there, other] : written) there.copy_(other);
       return computed_ = true;
     } catch (const c10::Error& error) {
@@ -431,7 +426,7 @@ class Call {
   const Stack arguments_;
   Stack results_;
   std::deque<Saved> saved_;
-  at::Generator generator_;
+  std::optional<Draw> draw_;
   std::shared_ptr<const Deferred> deferred_;
   std::string failed_assertion_;
   int device_ = -1;
@@ -479,7 +474,7 @@ struct Captured {
   std::optional<Call> call;
 
   void begin() {
-    call.emplace(op, arguments, draw && draw->is_there ? draw->generator() : at::Generator());
+    call.emplace(op, arguments, draw && draw->is_there ? std::make_optional(draw->draw()) : std::nullopt);
   }
   void finish() {
     if (!runtime_wrote) call->finish(returned, torchmem_writes());
@@ -637,6 +632,7 @@ Operator described(const Handle& handle) {
   }
   // Attention counts among them for its dropout, with which it is not computed.
   op.random = handle.hasTag(at::Tag::nondeterministic_seeded) && !op.rule.stand_in && !op.rule.compute;
+  if (op.random) op.drawn_by = drawn_by(handle.operator_name().name);
   for (const auto& argument : handle.schema().arguments()) {
     op.written.push_back(argument.alias_info() && argument.alias_info()->isWrite());
     op.out.push_back(argument.is_out() || (op.rule.overwrites && op.written.back()));
