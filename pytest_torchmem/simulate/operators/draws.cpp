@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/PhiloxRNGEngine.h>
 
 #include <algorithm>
 #include <array>
@@ -22,19 +23,12 @@ using Stack = torch::jit::Stack;
 
 using Words = std::array<uint32_t, 4>;
 
-// Philox4x32 of ten rounds: the words of a place in a thread's stream.
+// The words of a place in a thread's stream.
 Words words_at(uint64_t seed, uint64_t place, uint64_t thread) {
-  const auto low = [](uint64_t number) { return static_cast<uint32_t>(number); };
-  const auto high = [](uint64_t number) { return static_cast<uint32_t>(number >> 32); };
-  uint32_t keys[] = {low(seed), high(seed)};
-  Words at{low(place), high(place), low(thread), high(thread)};
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t first = 0xD2511F53 * uint64_t{at[0]}, second = 0xCD9E8D57 * uint64_t{at[2]};
-    at = {high(second) ^ at[1] ^ keys[0], low(second), high(first) ^ at[3] ^ keys[1], low(first)};
-    keys[0] += 0x9E3779B9;
-    keys[1] += 0xBB67AE85;
-  }
-  return at;
+  at::Philox4_32 stream(seed, thread, place);
+  Words words;
+  for (uint32_t& word : words) word = stream();
+  return words;
 }
 
 // In torch's loop over elements a thread takes four words a turn, and makes one number of each, or two of

@@ -1,6 +1,5 @@
-// Random numbers as a GPU draws them. Each thread of a kernel has a stream of its own of Philox's numbers
-// (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), and seed, offset and number of
-// threads say which element gets which number.
+// Random numbers as a GPU draws them: each thread of a kernel has a stream of Philox's numbers of its own, and
+// seed, offset and number of threads say which element gets which number.
 #pragma once
 
 #include <ATen/core/Generator.h>
