@@ -117,7 +117,8 @@ def _add_operators(torch_libraries: Path, folder: Path, out: Path) -> None:
     if not (headers / "ATen").exists():
         return
     folder.mkdir()
-    command = [*compiler, "-O1", "-std=c++20", *options_of_torch(package)]
+    # torch's release builds have NDEBUG: its headers look into other fields without it.
+    command = [*compiler, "-O1", "-DNDEBUG", "-std=c++20", *options_of_torch(package)]
     objects = compile_sources(command, SOURCES_OF_OPERATORS, [headers], folder)
     linked = (f"-L{torch_libraries}", "-lc10", "-ltorch_cpu")
     run_compiler(*compiler, "-shared", *objects, *linked, "-o", out / LIBRARY_OF_OPERATORS)

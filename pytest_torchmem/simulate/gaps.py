@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import dropwhile
 from pathlib import Path
+from types import CodeType
 from typing import Final
 
 from pytest_torchmem.simulate import GPU_VARIABLE, RELEASES_VARIABLE
+from pytest_torchmem.simulate.uses import decides
 from pytest_torchmem.values.results import Result
 
 # Their numbers in runtime/libraries.cpp.
 _LIBRARIES: Final = ("cuDNN", "cuSOLVER", "cuSPARSE", "cuSPARSELt")
 _CUDNN, _CUFFT = 0, 4
+# What was read, see operators/device_memory.h.
+_SHAPE, _COUNT, _NUMBER = range(3)
+_SHOWN_BY_TORCH: Final = ("_tensor_str.py", "testing" + os.sep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,7 @@ class Gaps:
         scratch: For each library, how often it was called and would have wanted scratch memory.
         bounded: How often that was of a size that is known to be below some number.
         reads: How often the host read values that are not exact.
-        decisions: How often a shape, a count or a branch was chosen by what nobody computed.
+        decisions: How often what nobody computed chose a shape, a count or a branch, or may have.
     """
 
     scratch: tuple[int, ...] = ()
@@ -122,11 +130,46 @@ def decision_sentence(before: Gaps) -> str:
     """
     if not (decisions := gaps_so_far().decisions - before.decisions):
         return ""
-    line = _noted_line("torchmem_decision_line", before.decisions)
+    import ctypes
+
+    place_of = ctypes.CDLL(None).torchmem_decision_place
+    place_of.restype = ctypes.c_long
+    numbers = range(before.decisions, before.decisions + decisions)
+    places = [place for n in numbers if _decides(place := int(place_of(ctypes.c_long(n))))]
+    if not places:
+        return ""
+    line = _noted_line("torchmem_place_line", places[0])
     return (
-        f"a shape, a count or a branch rests {_times(decisions)} on values that a simulated GPU "
+        f"a shape, a count or a branch rests {_times(len(places))} on values that a simulated GPU "
         f"did not compute{f', first in {line}' if line else ''}: a GPU may need other memory"
     )
+
+
+@cache
+def _decides(place: int) -> bool:
+    """Whether what nobody computed decides where it is read at a place.
+
+    What torch prints and compares in tests decides nothing. A number may have been read in torch
+    for the program, which goes on with it.
+    """
+    import ctypes
+
+    runtime = ctypes.CDLL(None)
+    kind = runtime.torchmem_place_kind(ctypes.c_long(place))
+    frames: list[tuple[CodeType, int]] = []
+    code, instruction = ctypes.c_void_p(), ctypes.c_int()
+    here = ctypes.c_long(place), ctypes.byref(code), ctypes.byref(instruction)
+    while runtime.torchmem_place_frame(here[0], ctypes.c_size_t(len(frames)), *here[1:]):
+        frames.append((ctypes.cast(code, ctypes.py_object).value, instruction.value))
+    torch = str(Path(sys.modules["torch"].__file__ or "").parent) + os.sep
+    shown = tuple(torch + name for name in _SHOWN_BY_TORCH)
+    if any(code.co_filename.startswith(shown) for code, _ in frames):
+        return False
+    if kind == _SHAPE:
+        return True
+    if kind == _NUMBER:
+        frames = list(dropwhile(lambda frame: frame[0].co_filename.startswith(torch), frames))
+    return decides(frames, is_count=kind == _COUNT)
 
 
 def _noted_line(symbol: str, number: int) -> str:

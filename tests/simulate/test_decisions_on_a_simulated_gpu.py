@@ -1,5 +1,7 @@
 """What decides a shape, a count or a branch is computed at any size, or said with its line."""
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional
@@ -294,10 +296,21 @@ def decisions(result):
 DECISIONS = {
     "a shape": lambda scores: scores[scores > 0.5],
     "nonzero": lambda scores: (scores > 0.5).nonzero(),
-    "a branch": lambda scores: bool((scores > 0.5).any()),
+    "a branch": lambda scores: scores + 1 if (scores > 0.5).any() else None,
+    "all": lambda scores: scores + 1 if (scores > 0.5).all() else None,
+    "all of a row": lambda scores: (scores > 0.5).all(-1).nonzero(),
+    "equal": lambda scores: None if torch.equal(scores, scores + 1) else scores + 1,
+    "close": lambda scores: None if torch.allclose(scores, scores + 1) else scores + 1,
+    "a number": lambda scores: scores + 1 if scores.mean().item() > 0.5 else None,
+    "a number that is rounded": lambda scores: torch.empty(math.ceil(scores.sum())),
+    "a size": lambda scores: torch.empty(int(scores.sum() * 0 + 3)),
+    "numbers in a list": lambda scores: [s for s in scores[0].tolist() if s > 0.5],
     "a count": lambda scores: range(int((scores > 0.5).sum())),
     "a maximum": lambda scores: functional.one_hot((scores.flatten()[:99] * 8).long()),
-    "counts that the host reads": lambda scores: (scores > 0.5).sum(0).tolist(),
+    "counts that the host reads": lambda scores: list(map(torch.empty, _counts(scores))),
+    "a mask that the host computes": lambda scores: scores[scores.cpu() * 2 > 0.5],
+    "a mask that comes back": lambda scores: scores[(scores.cpu() * 2 > 0.5).to(CUDA)],
+    "places that the host finds": lambda scores: scores[(scores[:, 0].cpu().neg_() > 0).nonzero()],
     "counts in pinned memory": lambda scores: _pinned((scores > 0.5).sum(0)).copy_(
         (scores > 0.5).sum(0), non_blocking=True
     ),
@@ -307,6 +320,10 @@ DECISIONS = {
     "values that come back in rows": lambda scores: (_by_rows(scores).to(CUDA)[3] > 0).nonzero(),
     "what is saved for backward": lambda scores: (_saved_on_host(scores) > 0.5).nonzero(),
 }
+
+
+def _counts(scores):
+    return (scores > 0.5).sum(0).tolist()
 
 
 def _pinned(like):
@@ -406,9 +423,19 @@ def test_random_numbers_that_are_overwritten_by_what_nobody_computed_decide_noth
 
 HARMLESS = {
     "a number": lambda scores: scores.mean().item(),
-    "a check": lambda scores: bool(torch.isfinite(scores).all()),
-    "nan": lambda scores: bool(scores.isnan().any()),
-    "itself": lambda scores: bool((scores == scores).all()),
+    "a check": lambda scores: scores + 1 if torch.isfinite(scores).all() else None,
+    "nan": lambda scores: scores + 1 if scores.isnan().any() else None,
+    "infinity": lambda scores: scores + 1 if torch.isinf(scores).any() else None,
+    "itself": lambda scores: scores + 1 if (scores == scores).all() else None,
+    "a check of many": lambda scores: _many(scores) if _many(scores).isfinite().all() else None,
+    "infinity of many": lambda scores: _many(scores) if _many(scores).isinf().any() else None,
+    "a printed tensor": lambda scores: f"{scores}",
+    "a printed number": lambda scores: f"{scores.mean()}",
+    "a comparison in a test": lambda scores: torch.testing.assert_close(scores, scores + 1),
+    "arguments of a distribution": lambda scores: torch.distributions.Normal(scores, scores.exp()),
+    "how many are right": lambda scores: (scores > 0.5).sum().item() / scores.numel(),
+    "what is finite on the host": lambda scores: bool(torch.isfinite(scores.cpu()).all()),
+    "the best on the host": lambda scores: scores[scores.cpu().argmax(-1)],
     "a copy": lambda scores: (scores > 0.5).cpu(),
     "predictions": lambda scores: scores.argmax(-1).tolist(),
     "written over on the host": lambda scores: scores.cpu().fill_(1).mul_(2).to(CUDA).nonzero(),
@@ -416,6 +443,10 @@ HARMLESS = {
     "values of known places": lambda scores: _in_known_places(scores)._nnz(),
     "drawn": lambda scores: len(torch.randint(0, 9, (99,), device=CUDA).nonzero()),
 }
+
+
+def _many(scores):
+    return scores.repeat(9, 1)
 
 
 def _twice(scores):

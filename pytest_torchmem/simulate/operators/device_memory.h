@@ -4,6 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
+// What is read of what nobody computed, see `torchmem_note_decision`.
+enum : int { kShape, kCount, kNumber };
+
 extern "C" {
 
 // Whether every byte was copied, set, or computed from such.
@@ -14,8 +17,9 @@ int torchmem_is_missing(const void* start, size_t bytes);
 int torchmem_is_zero(const void* start, size_t bytes);
 // Bytes were computed, and stand there.
 void torchmem_note_values(void* start, size_t bytes, int exact, int rests_on_missing);
-// A shape, a count or a branch is chosen by what nobody computed.
-void torchmem_note_decision();
+// What nobody computed is read. A shape rests on it (0); it is a count or the truth, which decide unless
+// they are only shown (1); or a number or a copy, which may be used for that (2).
+void torchmem_note_decision(int kind);
 // A kernel would have written bytes that are not known; they read zero from now on.
 void torchmem_forget_values(void* start, size_t bytes);
 // Notes something for bytes that can be computed later: `what` has them from its `first_byte` on. It is

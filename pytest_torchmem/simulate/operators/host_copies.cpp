@@ -4,9 +4,16 @@
 #include "operator.h"
 #include "sparse.h"
 
+#include <ATen/record_function.h>
+
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <initializer_list>
+#include <memory>
 #include <mutex>
+#include <string>
+#include <tuple>
 #include <unordered_map>
 
 namespace simulated {
@@ -32,6 +39,7 @@ Copies& copies() {
   return copies;
 }
 std::atomic<bool> any{false};
+at::CallbackHandle following = 0;  // what the host computes; off while there is no copy
 
 uint32_t version_of(const at::Tensor& tensor) {
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
@@ -51,10 +59,7 @@ void drop_what_is_gone(Copies& all) {
   all.most = std::max<size_t>(64, 2 * all.parts.size());
 }
 
-}  // namespace
-
-void note_host_copy(const at::Tensor& on_host, bool missing) {
-  if (!is_of_host(on_host) || !(missing || any)) return;
+void note(const at::Tensor& on_host, bool missing, uint32_t version) {
   Copies& all = copies();
   const std::lock_guard<std::mutex> lock(all.guard);
   drop_what_is_gone(all);
@@ -62,7 +67,6 @@ void note_host_copy(const at::Tensor& on_host, bool missing) {
   const auto found = all.parts.find(storage);
   if (found == all.parts.end() && !missing) return;
   std::vector<Part>& parts = all.parts[storage];
-  const uint32_t version = version_of(on_host);
   const auto* first = static_cast<const char*>(on_host.const_data_ptr());
   const char* end = first + span_of(on_host);
   // This write changes none of the others.
@@ -75,7 +79,15 @@ void note_host_copy(const at::Tensor& on_host, bool missing) {
   for (Part& part : parts) part.version = version;
   if (missing) parts.push_back({on_host.storage().getWeakStorageImpl(), version, first, end});
   if (parts.empty()) all.parts.erase(storage);
+  if (any == !all.parts.empty()) return;
   any = !all.parts.empty();
+  any ? at::reenableCallback(following) : at::disableCallback(following);
+}
+
+}  // namespace
+
+void note_host_copy(const at::Tensor& on_host, bool missing) {
+  if (is_of_host(on_host) && (missing || any)) note(on_host, missing, version_of(on_host));
 }
 
 bool holds_missing(const at::Tensor& on_host) {
@@ -93,32 +105,102 @@ bool holds_missing(const at::Tensor& on_host) {
 
 namespace {
 
+// --- what the host computes of its copies rests on them, too --------------------------------------------
+
+bool is_one_of(const char* name, std::initializer_list<const char*> others) {
+  return std::any_of(others.begin(), others.end(), [&](const char* other) { return !std::strcmp(name, other); });
+}
+
+// Whether an operator's result is the same for whatever values.
+bool reads_no_values(const std::string& name) {
+  return name.rfind("aten::new_", 0) == 0 || (name.size() > 5 && !name.compare(name.size() - 5, 5, "_like")) ||
+         is_one_of(name.c_str(), {"aten::isnan", "aten::isinf", "aten::isfinite", "aten::fill_", "aten::zero_"});
+}
+
+// An operator that the host runs. Its arguments are there only while it begins.
+struct Running : at::ObserverContext {
+  explicit Running(const at::RecordFunction& call) : name(call.name()) {
+    const auto inputs = call.inputs();
+    for (size_t at = 0; at < inputs.size(); ++at) {
+      const bool is_read = at || name != "aten::copy_";
+      for_each_tensor(inputs[at], [&](const at::Tensor& tensor) {
+        rests_on_copies = rests_on_copies || (is_read && holds_missing(tensor));
+        if (is_of_host(tensor)) storages.push_back(tensor.storage().unsafeGetStorageImpl());
+      });
+    }
+    of_integers = !inputs.empty() && inputs[0].isTensor() &&
+                  at::isIntegralType(inputs[0].toTensor().scalar_type(), true);
+  }
+
+  bool writes(const at::RecordFunction& call) const {
+    return name.back() == '_' || call.operator_name()->overload_name.find("out") != std::string::npos;
+  }
+
+  bool is_view(const at::Tensor& out) const {
+    const auto* storage = out.storage().unsafeGetStorageImpl();
+    return std::find(storages.begin(), storages.end(), storage) != storages.end();
+  }
+
+  // Places among values that are no integers are any that there are, see `Call::is_choice`.
+  bool is_choice(const at::Tensor& out) const {
+    return !of_integers && at::isIntegralType(out.scalar_type(), false) && rule_of(name).chooses;
+  }
+
+  const std::string name;
+  std::vector<const c10::StorageImpl*> storages;
+  bool rests_on_copies = false, of_integers = false;
+};
+
+std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
+  const bool follows = any && !std::strncmp(call.name(), "aten::", 6) && call.operator_name();
+  return follows ? std::make_unique<Running>(call) : nullptr;
+}
+
+void end(const at::RecordFunction& call, at::ObserverContext* context) {
+  const auto* running = static_cast<Running*>(context);
+  if (!running || !running->rests_on_copies) return;
+  const bool writes = running->writes(call), reads_none = reads_no_values(running->name);
+  for (const IValue& returned : call.outputs()) {
+    for_each_tensor(returned, [&](const at::Tensor& out) {
+      if (!is_of_host(out) || (!writes && running->is_view(out))) return;
+      // The write has been counted, and the next one is another's.
+      note(out, !reads_none && !running->is_choice(out), version_of(out) - 1);
+    });
+  }
+}
+
 // An operator of the host that makes a shape or a branch of a value, and the argument that it looks at.
 struct Watching : c10::OperatorKernel {
-  Watching(const Handle& handle, size_t argument)
-      : kernel(kernel_of(handle, c10::DispatchKey::CPU)), argument(argument) {}
+  Watching(const Handle& handle, size_t argument, bool tells_shape)
+      : kernel(kernel_of(handle, c10::DispatchKey::CPU)), argument(argument), tells_shape(tells_shape) {}
 
   void operator()(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
     const IValue& value = (*stack)[stack->size() - handle.schema().arguments().size() + argument];
     const at::Tensor& tensor = value.toTensor();
-    if (at::isIntegralType(tensor.scalar_type(), true) && holds_missing(tensor)) torchmem_note_decision();
+    if (holds_missing(tensor)) torchmem_note_decision(tells_shape ? kShape : kind_of(tensor));
     kernel.callBoxed(handle, keys, stack);
   }
 
   const c10::KernelFunction kernel;
   const size_t argument;
+  const bool tells_shape;
 };
 
 }  // namespace
 
 void watch_host_copies(std::vector<c10::RegistrationHandleRAII>& kept) {
+  following = at::addGlobalCallback(at::RecordFunctionCallback(begin, end)
+                                        .needsInputs(true)
+                                        .needsOutputs(true)
+                                        .scopes({at::RecordScope::FUNCTION}));
+  at::disableCallback(following);
   auto& dispatcher = c10::Dispatcher::singleton();
-  for (const auto& [name, argument] : {std::pair<const char*, size_t>{"aten::nonzero", 0},
-                                       {"aten::masked_select", 1},
-                                       {"aten::_local_scalar_dense", 0}}) {
+  for (const auto& [name, argument, tells_shape] : {std::tuple<const char*, size_t, bool>{"aten::nonzero", 0, true},
+                                                    {"aten::masked_select", 1, true},
+                                                    {"aten::_local_scalar_dense", 0, false}}) {
     const auto handle = dispatcher.findSchema({name, ""});
     if (!handle) continue;
-    auto kernel = c10::BoxedKernel::makeFromFunctor(std::make_unique<Watching>(*handle, argument));
+    auto kernel = c10::BoxedKernel::makeFromFunctor(std::make_unique<Watching>(*handle, argument, tells_shape));
     kept.push_back(dispatcher.registerImpl(
         {name, ""}, c10::DispatchKey::CPU, c10::KernelFunction::makeFromBoxedKernel(std::move(kernel)),
         std::nullopt, nullptr, "torchmem"));

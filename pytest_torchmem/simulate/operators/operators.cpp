@@ -129,6 +129,7 @@ class Call {
     // A shape that depends on values has to be known before the kernel takes memory for it.
     if (op_.rule.host_reads && compute()) {
       const Unobserved unobserved;
+      if (op_.rule.compares && missing_ && may_differ()) torchmem_note_decision(kCount);
       answer(op_.rule.answer(arguments_, results_), exact_);
     } else {
       answer_anyhow();
@@ -160,11 +161,16 @@ class Call {
     computed ? deliver(returned) : forget(returned);
     if (deferred_) note_deferred(deferred_, left_by(returned));
     // A shape that rests on what nobody computed: the GPU would have made another one.
-    if (op_.rule.tells_shape && (missing_ || !computed)) torchmem_note_decision();
+    if (op_.rule.tells_shape && (missing_ || !computed)) torchmem_note_decision(kShape);
     if (!computed && failed_assertion_.empty()) {
       failed_assertion_ = op_.rule.index_out_of_bounds(arguments_);
     }
-    if (op_.rule.finds_all && !deferred_ && (!computed || missing_ || (op_.rule.is_check && !exact_))) pass(returned);
+    if (op_.rule.finds_all && !deferred_ && (!computed || missing_ || (op_.rule.is_check && !exact_))) {
+      fill(returned, true, !op_.rule.is_check);
+    }
+    if (!computed && !deferred_ && op_.rule.is_never_in_doubt(arguments_)) {
+      fill(returned, op_.rule.is_true_without_doubt(arguments_), false);
+    }
   }
 
   // Whether all that it is given is exact, and small enough to be computed.
@@ -219,9 +225,16 @@ class Call {
     torchmem_answer_reads(number, exact);
   }
 
+  // Two tensors are equal if nobody knows better: who goes on by that may go another way.
   void answer_anyhow() {
     if (!op_.rule.host_reads) return;
+    if (op_.rule.compares && may_differ()) torchmem_note_decision(kCount);
     if (const auto number = op_.rule.answer_unseen(arguments_)) answer(*number, false);
+  }
+
+  bool may_differ() const {
+    const at::Tensor &one = arguments_[0].toTensor(), &other = arguments_[1].toTensor();
+    return one.sizes() == other.sizes() && one.numel() && !one.is_same(other) && (missing_ || !is_computed());
   }
 
   void count(const at::Tensor& tensor) {
@@ -356,7 +369,7 @@ class Call {
   // Of values that nobody computed any choice is as good as another, and whether they are finite is
   // told as it should be: what follows from that is a value like one that was drawn.
   bool rests_on_missing(const at::Tensor& out) const {
-    if (!missing_ || op_.rule.finds_all) return false;
+    if (!missing_ || op_.rule.is_check) return false;
     return !is_choice(out) && !op_.rule.is_never_in_doubt(arguments_);
   }
 
@@ -401,13 +414,14 @@ class Call {
     }
   }
 
-  // Whether all is well cannot be known of what was not computed: a check of that kind passes.
-  static void pass(const Stack& returned) {
+  // Whether all is well cannot be known of what was not computed: a check of that kind passes. Whether it is
+  // finite is told as it should be.
+  static void fill(const Stack& returned, bool value, bool rests_on_missing) {
     const Unobserved unobserved;
-    for_each_on_gpu(returned[0], [](const at::Tensor& out) {
-      if (bytes_of(out) > 4 * kMiB) return;
-      on_host(out).fill_(true);
-      note_values(out, false);
+    for_each_on_gpu(returned[0], [&](const at::Tensor& out) {
+      if (bytes_of(out) > (rests_on_missing ? 4 * kMiB : room_on_host())) return;
+      on_host(out).fill_(value);
+      note_values(out, false, rests_on_missing);
     });
   }
 
@@ -443,7 +457,7 @@ bool writes_to_host(const Operator& op, const Stack& stack) {
 }
 
 // The host reads all of a tensor. Who saves weights or compares a mask with labels does so, too, and decides
-// nothing by them; places, lengths and counts are read for what they decide.
+// nothing by them; places, lengths and counts are read for what they decide, if they are not shown.
 void read_by_host(const IValue& written, const IValue& read) {
   bool missing = false;
   for_each_on_gpu(read, [&](const at::Tensor& tensor) {
@@ -451,7 +465,7 @@ void read_by_host(const IValue& written, const IValue& read) {
     const bool decides = at::isIntegralType(type, true);
     if (decides || bytes_of(tensor) <= kMostReadByHost) compute_deferred(tensor);
     missing = is_missing(tensor);
-    if (missing && (type == at::kLong || type == at::kInt)) torchmem_note_decision();
+    if (missing) torchmem_note_decision(type == at::kLong || type == at::kInt ? kCount : kNumber);
   });
   note_host_copy(written.toTensor(), missing);
 }
@@ -573,9 +587,7 @@ void run(const Handle& handle, const Operator& op, c10::DispatchKeySet keys, Sta
 void run_read(const Handle& handle, const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
   const at::Tensor tensor = stack->back().toTensor();
   compute_deferred(tensor);
-  // A number is shown or compared by somebody who knows that it is none; a count and a branch are not.
-  const bool decides = at::isIntegralType(tensor.scalar_type(), true);
-  if (decides && is_on_gpu(tensor) && is_missing(tensor)) torchmem_note_decision();
+  if (is_on_gpu(tensor) && is_missing(tensor)) torchmem_note_decision(kind_of(tensor));
   op.kernel.callBoxed(handle, keys, stack);
   const IValue& read = stack->back();
   if (read.isDouble() && std::isinf(read.toDouble()) && is_on_gpu(tensor) && !is_exact(tensor)) {

@@ -277,6 +277,11 @@ bool Rule::is_never_in_doubt(const Arguments& given) const {
   return given[0].toTensor().is_same(given[1].toTensor());
 }
 
+bool Rule::is_true_without_doubt(const Arguments& given) const {
+  if (looks_for_nan) return finds_finite;
+  return given[1].isDouble() ? finds_other : finds_equal;
+}
+
 long Rule::answer(const Arguments& given, const Arguments& results) const {
   if (counts_true && given[0].toTensor().scalar_type() == at::kBool) {
     return on_host(given[0].toTensor()).sum().item().toLong();
@@ -352,6 +357,7 @@ Rule rule_of(const std::string& name) {
   rule.chooses = is_one_of(name, kChoose);
   rule.looks = is_one_of(name, kLook);
   rule.looks_for_nan = is_one_of(name, kLookForNan);
+  rule.finds_finite = is_one_of(name, {"isfinite"});
   rule.finds_equal = is_one_of(name, {"eq"});
   rule.finds_other = is_one_of(name, {"ne"});
   rule.is_check = is_one_of(name, {"_is_all_true"});

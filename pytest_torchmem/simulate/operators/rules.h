@@ -30,6 +30,7 @@ struct Rule {
   bool chooses = false;           // returns places, of the largest or of those that are drawn
   bool looks = false;             // finds values, or says that there are some
   bool looks_for_nan = false;     // says which values are finite, or none
+  bool finds_finite = false;      // the former
   bool finds_equal = false;       // says which values are equal to another, or
   bool finds_other = false;       // which are not
   bool finds_all = false;         // says whether all of a mask is set
@@ -56,6 +57,8 @@ struct Rule {
   size_t most_bytes(at::ScalarType type) const;
   // Whether its answer is the same for whatever values: whether they are finite, or equal themselves.
   bool is_never_in_doubt(const Arguments& given) const;
+  // That answer, for each element.
+  bool is_true_without_doubt(const Arguments& given) const;
   // The number that is read back, of what the CPU's kernel was given and returned.
   long answer(const Arguments& given, const Arguments& results) const;
   // The same where no value is known: all values differ in a row, and two tensors are equal.

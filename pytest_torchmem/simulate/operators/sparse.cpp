@@ -201,7 +201,7 @@ class PartsCall {
 
   void finish(const Stack& returned) const {
     // How many elements there are rests on where those are that it was given, and not on their values.
-    if (places_.missing && element_count() >= 0) torchmem_note_decision();
+    if (places_.missing && element_count() >= 0) torchmem_note_decision(kShape);
     const Unobserved unobserved;
     for (size_t at = 0; at < returned.size(); ++at) {
       const auto targets = tensors_of(returned[at]);
@@ -292,7 +292,7 @@ void run_coalesce(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) 
   const at::Tensor places = sparse._indices();
   compute_deferred(places);
   const bool known = 4 * (bytes_of(places) + bytes_of(sparse._values())) <= room_on_host() && is_exact(places);
-  if (!known && is_missing(places)) torchmem_note_decision();
+  if (!known && is_missing(places)) torchmem_note_decision(kShape);
   const at::Tensor computed = known ? coalesced_on_host(sparse) : at::Tensor();
   torchmem_answer_reads((known ? computed : sparse)._nnz(), known);
   op.kernel.callBoxed(handle, keys, stack);

@@ -393,8 +393,8 @@ void note_values(void* start, size_t bytes, bool exact, bool rests_on_missing) {
   if (rests_on_missing) missing.add(address, address + bytes);
 }
 
-void note_decision() {
-  if (!overlooks) note_decision_on_missing();
+void note_decision(int kind) {
+  if (!overlooks) note_decision_on_missing(kind);
 }
 
 void write_on(cudaStream_t stream, std::function<void()> work) {
@@ -801,7 +801,7 @@ int torchmem_is_zero(const void* start, size_t bytes) {
 void torchmem_note_values(void* start, size_t bytes, int exact, int rests_on_missing) {
   note_values(start, bytes, exact != 0, rests_on_missing != 0);
 }
-void torchmem_note_decision() { note_decision(); }
+void torchmem_note_decision(int kind) { note_decision(kind); }
 
 void torchmem_defer(void* start, size_t bytes, size_t first_byte, void* what, void (*drop)(void*)) {
   const std::shared_ptr<void> kept(what, drop);

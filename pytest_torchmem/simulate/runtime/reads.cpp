@@ -1,5 +1,6 @@
 // Values that are not exact and that the host has read: how often, and in which lines of the program; and
-// those of them that nobody computed and that decide: a shape, a count, a branch.
+// those of them that nobody computed and that decide, or may: a shape, a count, a branch. For these the
+// frames are kept, from the innermost on: what is done with a number there is seen in the program's text.
 //
 // A line is looked up in Python's own frames. They are read, and nothing of Python is run, so that a
 // profiler sees nothing of it. torch's files, what its compiler made, and those of this package are passed over.
@@ -11,8 +12,12 @@
 #include <atomic>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 namespace simulated {
 namespace {
@@ -26,7 +31,6 @@ struct Noted {
   std::atomic<long> count{0};
 };
 auto& reads = forever<Noted>();
-auto& decisions = forever<Noted>();
 
 template <typename Function>
 Function of_python(const char* name) {
@@ -46,9 +50,11 @@ struct Python {
   Object (*caller_of)(Object) = of_python<Object (*)(Object)>("PyFrame_GetBack");
   Object (*code_of)(Object) = of_python<Object (*)(Object)>("PyFrame_GetCode");
   int (*line_of)(Object) = of_python<int (*)(Object)>("PyFrame_GetLineNumber");
+  int (*instruction_of)(Object) = of_python<int (*)(Object)>("PyFrame_GetLasti");
   Object (*attribute)(Object, const char*) =
       of_python<Object (*)(Object, const char*)>("PyObject_GetAttrString");
   const char* (*text_of)(Object) = of_python<const char* (*)(Object)>("PyUnicode_AsUTF8");
+  void (*keep)(Object) = of_python<void (*)(Object)>("Py_IncRef");
   void (*drop)(Object) = of_python<void (*)(Object)>("Py_DecRef");
 
   bool is_there() const { return ensure && thread && frame_of && thread(); }
@@ -134,6 +140,41 @@ std::string current_line() {
   return found;
 }
 
+// Where what nobody computed was read: the code that runs and the instruction in it, innermost first.
+using Frames = std::vector<std::pair<Object, int>>;
+struct Place {
+  int kind;
+  Frames frames;
+  std::string line;
+};
+constexpr size_t kMostFrames = 16;
+constexpr size_t kMostPlaces = 4096;  // more are one without frames
+
+struct Decisions {
+  std::mutex guard;
+  std::map<std::pair<int, Frames>, long> numbers;
+  std::deque<Place> places;
+  std::vector<long> each;  // the number of its place
+  std::atomic<long> count{0};
+};
+auto& decisions = forever<Decisions>();
+
+// The codes belong to the frames, which run while this thread is here.
+Frames current_frames(const Python& python) {
+  Frames frames;
+  Object frame = python.frame_of(python.thread());
+  if (!frame) frame = frame_of_who_waits(python);
+  while (frame && frames.size() < kMostFrames) {
+    Object code = python.code_of(frame), caller = python.caller_of(frame);
+    frames.emplace_back(code, python.instruction_of(frame));
+    python.drop(code);
+    python.drop(frame);
+    frame = caller;
+  }
+  if (frame) python.drop(frame);
+  return frames;
+}
+
 void note(Noted& noted) {
   if (static_cast<size_t>(noted.count) >= kMostKept) {
     ++noted.count;
@@ -145,31 +186,68 @@ void note(Noted& noted) {
   ++noted.count;
 }
 
-const char* line_of(Noted& noted, long number) {
-  const std::lock_guard<std::mutex> lock(noted.guard);
-  const bool is_kept = number >= 0 && static_cast<size_t>(number) < noted.lines.size();
-  return is_kept ? noted.lines[number].c_str() : "";
+void note(int kind) {
+  static const Python& python = forever<Python>();
+  const bool is_there = python.is_there();
+  const int state = is_there ? python.ensure() : 0;
+  Frames frames = is_there ? current_frames(python) : Frames();
+  const std::string line = current_line();
+  {
+    const std::lock_guard<std::mutex> lock(decisions.guard);
+    if (decisions.places.size() >= kMostPlaces && !decisions.numbers.count({kind, frames})) frames.clear();
+    const auto [found, is_new] = decisions.numbers.try_emplace({kind, frames}, decisions.places.size());
+    if (is_new) {
+      for (const auto& [code, instruction] : frames) python.keep(code);  // nothing else gets its address
+      decisions.places.push_back({kind, std::move(frames), line});
+    }
+    decisions.each.push_back(found->second);
+    ++decisions.count;
+  }
+  if (is_there) python.release(state);
 }
 
 }  // namespace
 
 void note_unknown_read() { note(reads); }
-void note_decision_on_missing() { note(decisions); }
+void note_decision_on_missing(int kind) { note(kind); }
 
 }  // namespace simulated
 
+using namespace simulated;
+
 extern "C" {
 
-// How often the host read what is not exact, and how often what nobody computed decided.
-long torchmem_unknown_reads() { return simulated::reads.count; }
-long torchmem_decisions() { return simulated::decisions.count; }
+// How often the host read what is not exact, and how often what nobody computed decided, or may have.
+long torchmem_unknown_reads() { return reads.count; }
+long torchmem_decisions() { return decisions.count; }
 
 // The line of the program in which it did so for the n-th time; empty where none was running.
 const char* torchmem_unknown_read_line(long number) {
-  return simulated::line_of(simulated::reads, number);
+  const std::lock_guard<std::mutex> lock(reads.guard);
+  const bool is_kept = number >= 0 && static_cast<size_t>(number) < reads.lines.size();
+  return is_kept ? reads.lines[number].c_str() : "";
 }
-const char* torchmem_decision_line(long number) {
-  return simulated::line_of(simulated::decisions, number);
+
+// The place of the n-th decision. Of a place: its kind, its line, and its frames, the innermost one as 0;
+// a code is a borrowed object, which stays.
+long torchmem_decision_place(long number) {
+  const std::lock_guard<std::mutex> lock(decisions.guard);
+  return decisions.each.at(number);
+}
+int torchmem_place_kind(long place) {
+  const std::lock_guard<std::mutex> lock(decisions.guard);
+  return decisions.places.at(place).kind;
+}
+const char* torchmem_place_line(long place) {
+  const std::lock_guard<std::mutex> lock(decisions.guard);
+  return decisions.places.at(place).line.c_str();
+}
+int torchmem_place_frame(long place, size_t frame, void** code, int* instruction) {
+  const std::lock_guard<std::mutex> lock(decisions.guard);
+  const Frames& frames = decisions.places.at(place).frames;
+  if (frame >= frames.size()) return 0;
+  std::tie(*code, *instruction) = frames[frame];
+  return 1;
 }
 
 }  // extern "C"

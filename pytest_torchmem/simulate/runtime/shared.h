@@ -66,8 +66,9 @@ void forget_bytes(void* start, size_t bytes);
 void note_values(void* start, size_t bytes, bool exact, bool rests_on_missing = false);
 // Whether any byte would have been written by a kernel, or rests on such.
 bool is_missing(const void* start, size_t bytes);
-// This thread chooses a shape, a count or a branch by what no kernel has computed.
-void note_decision();
+// This thread chooses a shape, a count or a branch by what no kernel has computed, or may do so: see
+// `torchmem_note_decision`.
+void note_decision(int kind);
 // Writes on a stream, see `do_or_capture`; it counts as a write of this thread.
 void write_on(cudaStream_t stream, std::function<void()> work);
 bool is_device(const void* pointer);
@@ -90,7 +91,7 @@ void note_copy(const void* from, size_t bytes);
 
 // Keeps the line of the program that is running.
 void note_unknown_read();
-void note_decision_on_missing();
+void note_decision_on_missing(int kind);
 
 // --- streams.cpp ------------------------------------------------------------------------------
 
