@@ -178,11 +178,77 @@ def test_each_operator_takes_the_words_that_its_kernel_takes(name):
 
 
 def test_a_draw_goes_on_where_the_one_before_ended():
+    torch.manual_seed(0)
+    torch.rand(10, device=CUDA)
+    found = torch.rand(8, device=CUDA).tolist()  # as the teacher's GPU of a course on Triton has it
+    assert found == pytest.approx(
+        [0.9722, 0.7910, 0.4690, 0.3300, 0.3345, 0.3783, 0.7640, 0.6405], abs=6e-5
+    )
+
+
+def threads():
+    properties = torch.cuda.get_device_properties(0)
+    return properties.multi_processor_count * properties.max_threads_per_multi_processor
+
+
+def words_for(number, together):
+    """Return what the thread of an element draws for it and for others, and its place among them."""
+    turn, rest = divmod(number, together * threads())
+    place, thread = divmod(rest, threads())
+    return philox(turn, thread, SEED), place
+
+
+def fraction_of(number):
+    words, place = words_for(number, 4)
+    return (words[place] + 0.5) / 2**32
+
+
+def normal_of(number):
+    words, place = words_for(number, 4)
+    size, angle = ((word + 0.5) / 2**32 for word in words[place // 2 * 2 :][:2])
+    return math.sqrt(-2 * math.log(size)) * (math.sin, math.cos)[place % 2](math.tau * angle)
+
+
+def long_of(number):
+    words, place = words_for(number, 2)
+    return (words[2 * place] << 32 | words[2 * place + 1]) % 2**40
+
+
+MANY_DRAWS = {
+    "rand": (lambda n: torch.rand(n, device=CUDA), fraction_of),
+    "randn": (lambda n: torch.randn(n, device=CUDA), normal_of),
+    "randint": (lambda n: torch.randint(0, 2**40, (n,), device=CUDA), long_of),
+}
+
+
+@pytest.mark.parametrize("name", MANY_DRAWS)
+def test_a_thread_that_draws_again_takes_the_words_of_its_own_stream(name):
+    draw, expected = MANY_DRAWS[name]
     torch.manual_seed(SEED)
-    torch.rand(4, device=CUDA)
-    found = torch.rand(4, device=CUDA).tolist()
-    expected = [(philox(1, thread, SEED)[0] + 0.5) / 2**32 for thread in range(4)]
-    assert found == pytest.approx(expected, rel=1e-6)
+    once = threads()
+    drawn = draw(4 * once + 5).cpu()
+    for number in (
+        0,
+        1,
+        once - 1,
+        once,
+        2 * once + 3,
+        3 * once,
+        4 * once - 1,
+        4 * once,
+        4 * once + 4,
+    ):
+        assert drawn[number].item() == pytest.approx(expected(number), abs=1e-5)
+
+
+def test_a_kernel_draws_along_memory_and_not_along_axes():
+    def drawn(tensor):
+        torch.manual_seed(SEED)
+        return tensor.normal_().cpu()
+
+    rows = drawn(torch.empty(4, 6, device=CUDA))
+    assert torch.equal(drawn(torch.empty(6, 4, device=CUDA).t()), rows.view(6, 4).t())
+    assert torch.equal(drawn(torch.empty(4, 9, device=CUDA)[:, :6]), rows)
 
 
 def test_places_that_have_the_same_key_are_shuffled():

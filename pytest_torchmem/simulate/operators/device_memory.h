@@ -54,6 +54,8 @@ void torchmem_capture(void* stream, void (*run)(void*), void (*drop)(void*), voi
 int torchmem_captured_draw(const uint64_t** seed, const uint64_t** offset, uint64_t* further);
 // Takes the four words of a draw in place of the one that was made; all 0 for none.
 void torchmem_exchange_draw(uint64_t* words);
+// How many threads the GPU runs at once.
+long torchmem_threads();
 // While this thread computes for the GPU, no memory of the host is reported to torch's profiler.
 void torchmem_compute(int on);
 

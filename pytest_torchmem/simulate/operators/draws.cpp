@@ -1,5 +1,6 @@
 #include "draws.h"
 
+#include "device_memory.h"
 #include "tensors.h"
 
 #include <ATen/ATen.h>
@@ -11,8 +12,6 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-
-extern "C" int cudaDeviceGetAttribute(int* value, int attribute, int device);
 
 namespace simulated {
 namespace {
@@ -34,13 +33,9 @@ Words words_at(uint64_t seed, uint64_t place, uint64_t thread) {
 // In torch's loop over elements a thread takes four words a turn, and makes one number of each, or two of
 // all. Its next number is for the element that lies as far behind as there are threads.
 constexpr int64_t kBlock = 256;
-constexpr int kProcessors = 16, kThreadsOfProcessor = 39;  // of cudaDeviceAttr
 
 int64_t threads_for(int64_t count) {
-  int processors = 0, threads = 0;
-  cudaDeviceGetAttribute(&processors, kProcessors, 0);
-  cudaDeviceGetAttribute(&threads, kThreadsOfProcessor, 0);
-  return kBlock * std::min<int64_t>(processors * (threads / kBlock), (count + kBlock - 1) / kBlock);
+  return std::min<int64_t>(torchmem_threads(), (count + kBlock - 1) / kBlock * kBlock);
 }
 
 // Calls `use(element, words, which)` for each element: its number is this one of the words' `numbers`.

@@ -264,4 +264,8 @@ const char* cudaGetErrorName(cudaError_t error) {
   return "unrecognized error code";
 }
 
+// --- for those who compute values, see ../operators ---------------------------------------------
+
+long torchmem_threads() { return static_cast<long>(gpu().processors) * threads_of_multiprocessor(); }
+
 }  // extern "C"
