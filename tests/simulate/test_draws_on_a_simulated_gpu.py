@@ -192,7 +192,7 @@ def threads():
 
 
 def words_for(number, together):
-    """Return what the thread of an element draws for it and for others, and its place among them."""
+    """Return what the thread of an element draws, and which of it is for this element."""
     turn, rest = divmod(number, together * threads())
     place, thread = divmod(rest, threads())
     return philox(turn, thread, SEED), place
