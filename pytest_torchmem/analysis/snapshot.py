@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.caching_allocator.allocator_history import (
     History,
+    Pools,
     StackFrame,
     TraceEntry,
     default_pools,
@@ -56,7 +57,8 @@ class Snapshot(GpuQuestions):
         times_ns: int64, shape (T,); when each request was made, from the first one on.
         sites: The site of each allocation by its key; keys of ``start`` are negative.
         contradiction: Why the history does not lead to the segments beside it; what was there
-            before it is not known then. ``""`` where it does.
+            before it is not known then. ``""`` where it does. The one of the two that holds more
+            is kept: the history alone, or the segments as ``start``.
     """
 
     device: int
@@ -119,7 +121,7 @@ class Snapshot(GpuQuestions):
 
         With nothing given it is the `replay`: its own settings, from its own start.
         """
-        if not settings and capacity is None:
+        if not settings and capacity is None and not self.contradiction:
             return self.replay
         return super().simulate(settings, capacity)
 
@@ -204,8 +206,10 @@ class Snapshot(GpuQuestions):
         return StorageLives(begins, ends, sizes, tuple(groups))
 
     def _notes(self) -> Iterator[str]:
-        if self.contradiction:
+        if self.contradiction and len(self.history.row_count):
             yield f"{self.contradiction}; it is shown alone, as if nothing had been there before it"
+        elif self.contradiction:
+            yield f"{self.contradiction}; this is what was alive when the snapshot was written"
         elif not len(self.history.row_count):
             yield "the snapshot has no history: this is what was alive when it was written"
         elif self.begins_in_the_middle:
@@ -293,22 +297,28 @@ def _read_device(
     for entry in checked_list(entries):
         _check_numbers(entry)
     mine = [segment for segment in segments if segment.get("device", 0) == number]
-    pools, contradiction = default_pools(), ""
+
+    def read(
+        entries: Sequence[TraceEntry],
+        start: tuple[PlacedSegment, ...],
+        pools: Pools,
+        contradiction: str = "",
+    ) -> Snapshot:
+        history = read_history(entries, start, pools)
+        times_ns = _times_ns(entries, history)
+        sites = {**sites_of_start(start, mine), **sites_of(entries)}
+        return Snapshot(number, settings, start, history, times_ns, sites, contradiction)
+
+    pools = default_pools()
     try:
-        start = BackwardsLayout(mine, settings, pools).take_back(entries)
+        return read(entries, BackwardsLayout(mine, settings, pools).take_back(entries), pools)
     except RequestError as error:
         # A recording that was ended before the snapshot was written, or that lacks entries.
-        start, contradiction = (), error.sentence
-    history = read_history(entries, start, pools)
-    return Snapshot(
-        number,
-        settings,
-        start,
-        history,
-        _times_ns(entries, history),
-        {**sites_of_start(start, mine), **sites_of(entries)},
-        contradiction,
-    )
+        alone = read(entries, (), default_pools(), error.sentence)
+        pools = default_pools()
+        alive = BackwardsLayout(mine, settings, pools).take_back(())
+        held = read((), alive, pools, error.sentence)
+    return max(alone, held, key=lambda one: max(one.timeline.total))
 
 
 def _number_of(device: Device | int, traces: _Traces) -> int:

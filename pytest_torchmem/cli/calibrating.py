@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -174,13 +175,20 @@ def _run(
     done = subprocess.run(command, env=environment, check=False)
     where = "on the simulated GPU" if added else "here"
     if done.returncode:
-        raise ReportError(f"the command ended with exit code {done.returncode} {where}")
+        code = done.returncode
+        end = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        raise ReportError(f"the command ended {end} {where}")
     if not (folder / "device.json").exists():
         raise ReportError(
-            f"the command used no GPU {where}: `torchmem calibrate` compares a real one with its "
-            "simulation"
+            f"the command used no GPU {where}: its first process that imports torch is compared, "
+            "if it uses CUDA and ends without `os._exit`"
         )
     snapshot = load_snapshot(folder / "snapshot.pickle", 0)
+    if snapshot.begins_in_the_middle or snapshot.contradiction:
+        raise ReportError(
+            f"the command allocates more {where} than the allocator's history holds, and what came "
+            "first is lost: compare a shorter one"
+        )
     requests = snapshot.history.requests
     allocations = []
     for key, size_bytes in enumerate(requests.size_bytes[requests.kind == Request.ALLOC].tolist()):

@@ -150,7 +150,12 @@ def _parsed(path: Path) -> object:
             f"{path} is a recording; torchmem report, fits and reserved read it, and explain "
             "and show --operators a trace, but this command needs results or baselines"
         )
-    return read_json(path)
+    try:
+        return read_json(path)
+    except ReportError:
+        if _may_be_ours(path) or not (foreign := foreign_kind(path)):
+            raise
+        raise ReportError(f"{path} is no results and no baseline; it is {foreign}") from None
 
 
 def windows_of(run: RunReport, unjudged: bool = False) -> Iterator[tuple[Key, Window]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import enum
 import io
 import json
@@ -10,7 +11,7 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -30,7 +31,13 @@ from pytest_torchmem.store.files import write_report
 from pytest_torchmem.store.run_reports import RunReport, merged
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.contributors import Category
-from pytest_torchmem.values.errors import ReportError, SimulationError, SizeError, TorchmemError
+from pytest_torchmem.values.errors import (
+    ReportError,
+    RequestError,
+    SimulationError,
+    SizeError,
+    TorchmemError,
+)
 from pytest_torchmem.values.json_values import WRONG, told_damage
 from pytest_torchmem.values.units import format_size, one_line, parse_floor, parse_fraction
 
@@ -407,10 +414,10 @@ def _fits(options: argparse.Namespace) -> Exit:
     """Answer for each device of each recording: those that do not fit come first."""
     answers = []
     for path in options.traces:
-        fits = [
-            (path, device, recording.fits(options.capacity, options.settings))
-            for device, recording in read_recordings(path, options.device)
-        ]
+        fits = []
+        for device, recording in read_recordings(path, options.device):
+            with _unanswered_named(path, device):
+                fits.append((path, device, recording.fits(options.capacity, options.settings)))
         answers += sorted(fits, key=lambda row: (bool(row[2]), -row[2].peak_reserved_bytes))
     rows = [
         {
@@ -437,10 +444,21 @@ def _fits(options: argparse.Namespace) -> Exit:
     return Exit.OK if all(fit for *_, fit in answers) else Exit.DOES_NOT_FIT
 
 
+@contextlib.contextmanager
+def _unanswered_named(path: Path, device: str) -> Iterator[None]:
+    """Say of which file and device a history contradicts itself."""
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(f"{path}: {device}: {error.sentence}") from None
+
+
 def _reserved(options: argparse.Namespace) -> Exit:
     """Print the counters of a simulated allocator, each at its own peak."""
-    recordings = read_recordings(options.trace, options.device)
-    simulations = [(device, one.simulate(options.settings)) for device, one in recordings]
+    simulations = []
+    for device, recording in read_recordings(options.trace, options.device):
+        with _unanswered_named(options.trace, device):
+            simulations.append((device, recording.simulate(options.settings)))
     simulations.sort(key=lambda row: -row[1].peak.reserved)
     if options.format == "json":
         data = [
@@ -507,10 +525,12 @@ def _calibrate(options: argparse.Namespace) -> Exit:
             raise ReportError("a FILE is only shown; --out and --gpu are for a run")
         calibration = calibrating.read_calibration(Path(*separator))
     else:
+        if options.out and options.out.is_dir():
+            raise ReportError(f"{options.out} is a folder: name a file")
         calibration = calibrating.calibrate(command, options.gpu)
+    _say("\n".join(calibration.lines()))  # a file that cannot be written loses nothing
     if options.out:
         write_report(options.out, calibrating.as_file(calibration))
-    _say("\n".join(calibration.lines()))
     return Exit.OK if calibration.is_equal else Exit.DIFFERS
 
 

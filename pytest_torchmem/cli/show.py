@@ -35,17 +35,23 @@ def table(measurements: Measurements) -> str:
     several = len(measurements.environments) > 1
     lines = []
     for (key, entry), size in zip(ranked, sizes, strict=True):
-        name = f"{key} on {key.environment}" if several else str(key)
+        where = f" on {key.environment}"
+        name = f"{key}{where}" if several and not str(key).endswith(where) else str(key)
         window = measurements.windows.get(key)
         parts = [f"({_composition(entry)})", window.status if window else ""]
         lines.append(f"{size:>{wide}}  {name}  {', '.join(filter(None, parts))}")
     environments = "; ".join(measurements.environments)
-    windows = measurements.windows.values()
-    notes = dict.fromkeys(note for window in windows for note in window.result.notes)
+    notes: dict[str, dict[str, None]] = {}
+    for key, window in measurements.windows.items():
+        for note in window.result.notes:
+            notes.setdefault(note, {})[key.environment] = None
     closing = f"{len(lines)} measured on {environments}" if lines else "nothing was measured"
     run = measurements.run
     judged = [f"memory: {run.headline}"] if run and any(t.standing for t in run.tests) else []
-    return "\n".join([*lines, closing, *judged, *(f"note: {note}" for note in notes)])
+    for note, found in notes.items():
+        where = "" if len(found) == len(measurements.environments) else f"{', '.join(found)}: "
+        judged.append(f"note: {where}{note}")
+    return "\n".join([*lines, closing, *judged])
 
 
 def _composition(entry: BaselineEntry) -> str:

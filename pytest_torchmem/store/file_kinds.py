@@ -27,6 +27,11 @@ _FOREIGN: Final = (
     (rb"\s*\{.{0,60000}?\"benchmarks\"", "a file of pytest-benchmark"),
     (rb"\s*\[\s*\[", "a memory timeline, as export_memory_timeline writes it"),
     (rb"\s*\{.{0,2000}?\"entries\"", "a baseline: `torchmem show` reads it"),
+    (
+        rb"\s*[\[{].{0,60000}?\"(segments|total_size)\"",
+        "a snapshot of torch's allocator as JSON: keep what torch.cuda.memory._dump_snapshot wrote",
+    ),
+    (rb"\x80[\2-\5]", "a pickle that is packed: unpack it first"),  # any other is a recording
 )
 
 

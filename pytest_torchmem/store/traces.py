@@ -17,6 +17,7 @@ from typing import Final
 
 import numpy as np
 
+from pytest_torchmem.store.file_kinds import foreign_kind
 from pytest_torchmem.values import json_values
 from pytest_torchmem.values.errors import TraceError, is_torchmem_error
 from pytest_torchmem.values.json_values import WRONG, Json
@@ -58,7 +59,9 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
     except OSError as error:
         raise TraceError(f"cannot read {path} as a trace: {error.strerror or error}") from error
     except (zipfile.BadZipFile, NotImplementedError) as error:
-        raise TraceError(f"cannot read {path} as a trace: it is not one") from error
+        foreign = foreign_kind(Path(path))
+        kind = foreign or "not one"
+        raise TraceError(f"cannot read {path} as a trace: it is {kind}") from error
     except (*WRONG, EOFError, MemoryError, RuntimeError, zlib.error) as error:
         # zipfile has a RuntimeError for a file with a password.
         reason = (

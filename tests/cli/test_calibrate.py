@@ -26,6 +26,20 @@ y = x @ x
 subprocess.run([sys.executable, "-c", "import torch; torch.ones(9, device='cuda')"], check=True)
 """
 
+# It writes what torch would after more allocations than its history holds.
+LONG = """
+import os, pathlib, pickle
+from tests.analysis.snapshots import snapshot_of
+from pytest_torchmem.allocator import RequestLog, simulate
+log = RequestLog()
+for key in range(3):
+    log.alloc(key, 512)
+data = snapshot_of(log.requests(), simulate(log.requests()), 1)
+folder = pathlib.Path(os.environ["TORCHMEM_HISTORY"])
+(folder / "snapshot.pickle").write_bytes(pickle.dumps(data))
+(folder / "device.json").write_text("{}")
+"""
+
 
 @pytest.fixture
 def on_an_a100(tmp_path):
@@ -88,13 +102,42 @@ def test_our_programs_are_as_on_themselves_and_have_room_in_an_issue(on_an_a100,
     [
         ("import torch; torch.ones(9)", "used no GPU here"),
         ("raise SystemExit(3)", "ended with exit code 3 here"),
+        ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL here"),
+        ("import os; os._exit(0)", "ends without `os._exit`"),
+        (LONG, "more here than the allocator's history holds"),
     ],
 )
 def test_a_command_without_an_answer_is_told(command, tmp_path, program, said):
     (tmp_path / "prog.py").write_text(program)
-    code, _, err = command("calibrate", "--", sys.executable, "prog.py")
+    written = tmp_path / "found.json"
+    written.write_text("of another run")
+    code, _, err = command("calibrate", "--out", written, "--", sys.executable, "prog.py")
     assert code == Exit.BAD_INPUT
     assert said in err
+    assert written.read_text() == "of another run"
+
+
+def test_a_folder_is_refused_before_anything_runs(command, tmp_path):
+    run = ("--", sys.executable, "-c", "import pathlib; pathlib.Path('ran').touch()")
+    code, _, err = command("calibrate", "--out", tmp_path, *run)
+    assert (code, f"{tmp_path} is a folder" in err) == (Exit.BAD_INPUT, True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_file_of_another_release_says_so_and_one_that_is_cut_off_is_none(command, tmp_path):
+    other = calibration(PlaceSizes("aten::mm", "net.py:3", "512", "1024"))
+    text = as_file(other).replace('"2.13.0"', '"2.6.0+cu124"')
+    (tmp_path / "found.json").write_text(text)
+    code, out, _ = command("calibrate", tmp_path / "found.json")
+    assert (code, out.splitlines()[0]) == (
+        Exit.DIFFERS,
+        "L4 (torch 2.6.0+cu124) beside L4 (torch 2.6.0+cu124)",
+    )
+    for length in range(0, len(text) - 3, 40):
+        (tmp_path / "found.json").write_text(text[:length])
+        code, out, err = command("calibrate", tmp_path / "found.json")
+        assert (code, out, len(err.splitlines())) == (Exit.BAD_INPUT, "", 1)
+        assert "is no file of `torchmem calibrate`" in err
 
 
 @pytest.mark.parametrize(

@@ -103,3 +103,27 @@ def test_each_device_is_shown_and_reported_unless_one_is_named(command, two_devi
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "cuda:0" in page
     assert "cuda:1" in page
+
+
+def test_an_older_history_is_refused_by_its_device_and_what_is_held_is_shown(command, two_devices):
+    data = pickle.loads(two_devices.read_bytes())
+    del data["device_traces"][1][2:]  # its end; what was there before it is in no block, either
+    data["segments"] = [s for s in data["segments"] if s["total_size"] != 32 * MiB]
+    data["device_traces"][1].append({"action": "free_completed", "addr": 5, "size": 512})
+    two_devices.write_bytes(pickle.dumps(data))
+    for words in (("fits", two_devices, "--capacity", "80MiB"), ("reserved", two_devices)):
+        code, out, err = command(*words)
+        assert (code, out) == (2, "")
+        assert f"{two_devices}: cuda:1: the history does not fit the segments" in err
+        assert command(*words, "--device", "cuda:0")[0] == 0
+    _, out, _ = command("show", two_devices)
+    rows = out.splitlines()
+    assert rows[0].split()[:5] == ["31.0", "MiB", "snapshot", "on", "cuda:1"]
+    notes = [row for row in rows if row.startswith("note: cuda:1: the history does not fit")]
+    assert notes[0].endswith("this is what was alive when the snapshot was written")
+
+
+def test_a_note_of_one_device_names_it(command, two_devices):
+    _, out, _ = command("show", two_devices)
+    assert "note: cuda:1: the device ran out of memory: it refused 70.0 MiB" in out
+    assert "note: the history begins in the middle: 1.0 MiB" in out  # on both

@@ -193,7 +193,9 @@ def test_a_folder_of_the_files_of_several_ranks_has_what_each_of_them_notes(comm
         test = replace(test, windows=(window,))
         (tmp_path / f"run-rank{number}.json").write_text(render_run(RunReport((test,))))
     _, table = command("show", tmp_path)[:2]
-    assert table.endswith("note: a note of 0\nnote: a note of 1\n")
+    notes = [line.partition(", torch")[0] for line in table.splitlines()[-2:]]
+    assert notes == [f"note: cpu, rank {number} of 2" for number in range(2)]
+    assert [line[-11:] for line in table.splitlines()[-2:]] == ["a note of 0", "a note of 1"]
     _, text = command("show", tmp_path, "test_x")[:2]
     for number in range(2):
         assert f"  failed: rank {number} is too large" in text

@@ -252,6 +252,32 @@ def test_memory_that_is_given_back_is_free_again():
         assert torch.cuda.mem_get_info() == (free, total)
 
 
+def test_the_driver_gives_whole_pages_of_two_mebibytes():
+    def driver(name, *arguments):
+        assert getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments) == 0
+
+    def taken_bytes():
+        return total - torch.cuda.mem_get_info()[0]
+
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    assert (total - free) % (2 * MiB) == 0
+    pieces = []
+    # Small pieces share a page; a large one has its pages alone.
+    for size_bytes, pages in ((1, 1), (MiB, 1), (MiB + 1, 2), (5 * MiB, 5), (2 * MiB, 6)):
+        pieces.append(ctypes.c_uint64())
+        driver("cuMemAlloc_v2", ctypes.byref(pieces[-1]), ctypes.c_size_t(size_bytes))
+        assert taken_bytes() == total - free + pages * 2 * MiB
+    for piece in pieces:
+        driver("cuMemFree_v2", piece)
+    assert torch.cuda.mem_get_info() == (free, total)
+    granularity, on_the_device = ctypes.c_size_t(), (ctypes.c_int * 16)(1, 0, 1, 0)
+    for minimum_or_recommended in (0, 1):
+        arguments = ctypes.byref(granularity), on_the_device, minimum_or_recommended
+        driver("cuMemGetAllocationGranularity", *arguments)
+        assert granularity.value == 2 * MiB
+
+
 def test_a_host_that_waits_for_a_stream_waits_for_what_that_one_waits_for():
     side, event = torch.cuda.Stream(), torch.cuda.Event()
     with torch.cuda.stream(side):

@@ -42,10 +42,13 @@ using Lock = std::lock_guard<std::recursive_mutex>;
 auto& ranges = forever<std::map<uintptr_t, Range>>();
 size_t used_bytes[kMostDevices] = {};
 
+// The driver gives whole pages; what is at most half of one shares a page with others.
+size_t given(size_t bytes) { return bytes > kPage / 2 ? whole_pages(bytes) : bytes; }
+
 // Counts memory of a device as used, if it has that much.
 bool take(int device, size_t bytes) {
-  if (used_bytes[device] + bytes > gpu().bytes) return false;
-  used_bytes[device] += bytes;
+  if (whole_pages(used_bytes[device] + given(bytes)) > gpu().bytes) return false;
+  used_bytes[device] += given(bytes);
   return true;
 }
 
@@ -267,7 +270,7 @@ bool is_device_range(const void* start, size_t bytes) {
 
 size_t used_bytes_of(int device) {
   Lock lock(guard);
-  return used_bytes[device];
+  return whole_pages(used_bytes[device]);
 }
 
 bool is_device(const void* pointer) { return is_device_range(pointer, 1); }
@@ -416,7 +419,7 @@ cudaError_t cudaMalloc(void** out, size_t bytes) {
   if (!take(device, bytes)) return fail(cudaErrorMemoryAllocation);
   *out = address_space(bytes);
   if (!*out || !open_to_use(reinterpret_cast<uintptr_t>(*out), bytes)) {
-    used_bytes[device] -= bytes;
+    used_bytes[device] -= given(bytes);
     return fail(cudaErrorMemoryAllocation);
   }
   ranges[reinterpret_cast<uintptr_t>(*out)] = {bytes, device};
@@ -430,7 +433,7 @@ cudaError_t cudaFree(void* pointer) {
   auto found = ranges.find(start);
   if (found == ranges.end()) return fail(cudaErrorInvalidValue);
   const auto [bytes, device] = found->second;
-  used_bytes[device] -= bytes;
+  used_bytes[device] -= given(bytes);
   ranges.erase(found);
   stop_sharing(start);
   give_back_unused(start, bytes);
@@ -696,7 +699,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes,
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   Lock lock(guard);
   auto* physical = reinterpret_cast<Physical*>(handle);
-  if (physical->is_own) used_bytes[physical->device] -= physical->bytes;
+  if (physical->is_own) used_bytes[physical->device] -= given(physical->bytes);
   if (physical->file >= 0) close(physical->file);
   delete physical;
   return CUDA_SUCCESS;
