@@ -348,7 +348,7 @@ def _beside_a_draw(scores):
 
 def _in_these_places(scores):
     places = (scores[:2, :99] * 0 + 1).long()
-    return torch.sparse_coo_tensor(places, scores[0, :99], check_invariants=False)
+    return torch.sparse_coo_tensor(places, scores[0, :99], (9, 9), check_invariants=False)
 
 
 def _loaded(scores, device):
