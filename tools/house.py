@@ -31,9 +31,9 @@ LONG_LINES = 40
 #: Lines of Python in a room, or of another language where one is named: about what there is. A room
 #: that grows loses as much elsewhere, or a page of docs/decisions says why the number is raised.
 LINES: Final = {
-    "analysis": 11_000,
+    "analysis": 11_025,
     "building": 150,
-    "cli": 1_600,
+    "cli": 1_640,
     "contexts": 200,
     "measuring": 1_875,
     "plugin": 4_450,
@@ -42,7 +42,7 @@ LINES: Final = {
     "report": 2_550,
     "report (JavaScript)": 1_600,
     "simulate": 1_575,
-    "simulate (C++)": 9_800,
+    "simulate (C++)": 10_050,
     "store": 2_550,
     "the top level": 200,
     "torch_names": 900,

@@ -83,7 +83,8 @@ std::shared_ptr<const Kept> keep(const at::Tensor& tensor) {
 
 class Deferred {
  public:
-  Deferred(const Operator& op, const std::optional<Draw>& draw) : op(op), draw(draw), exact(!op.random) {}
+  Deferred(const Operator& op, const Stack& given, const std::optional<Draw>& draw)
+      : op(op), draw(draw), exact(!op.random || draws_as_gpu(op.drawn_by, given)) {}
 
   void add(Whole whole, const at::Tensor& tensor) {
     bytes += bytes_of(tensor);
@@ -321,7 +322,7 @@ std::shared_ptr<const Deferred> defer(const Operator& op, const Stack& arguments
   const bool makes_one = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::TensorType;
   if (count > (makes_one ? kMostTensors : kMostLists)) return nullptr;
   const Unobserved unobserved;
-  auto call = std::make_shared<Deferred>(op, draw);
+  auto call = std::make_shared<Deferred>(op, arguments, draw);
   bool told = true;
   for (size_t at = 0; told && at < arguments.size(); ++at) {
     const bool is_read = !op.out[at] && !leaves_out(*op.schema, arguments, at);

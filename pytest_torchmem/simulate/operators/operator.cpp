@@ -29,8 +29,8 @@ class HostGeneratorKept {
 }  // namespace
 
 Stack compute_on_host(const Operator& op, Stack arguments, const std::optional<Draw>& draw) {
-  if (draw && draw_as_gpu(*op.schema, arguments, *draw)) return {arguments[0]};
-  const at::Generator generator = draw ? draw->on_host() : at::Generator();
+  const bool as_gpu = draw && draws_as_gpu(op.drawn_by, arguments);
+  const at::Generator generator = draw && !as_gpu ? draw->on_host() : at::Generator();
   const auto& declared = op.schema->arguments();
   bool drawn = false;
   for (size_t at = 0; at < arguments.size(); ++at) {
@@ -38,16 +38,18 @@ Stack compute_on_host(const Operator& op, Stack arguments, const std::optional<D
     arguments[at] = generator;
     drawn = true;
   }
-  const HostGeneratorKept kept(op.random && !drawn, generator);
+  const HostGeneratorKept kept(generator.defined() && !drawn, generator);
   // What computes instead returns what this operator is to write.
   Stack outs;
-  if (op.rule.stand_in || op.rule.compute) {
+  if (op.rule.stand_in || op.rule.compute || as_gpu) {
     for (; declared[arguments.size() - 1].is_out(); arguments.pop_back()) {
       outs.insert(outs.begin(), arguments.back());
     }
   }
   if (op.rule.stand_in) arguments = op.rule.for_stand_in(arguments);
-  if (op.rule.compute) {
+  if (as_gpu) {
+    arguments = op.drawn_by(arguments, *draw);
+  } else if (op.rule.compute) {
     arguments = op.rule.compute(arguments);
   } else {
     op.on_cpu->redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &arguments);

@@ -1,7 +1,7 @@
 // An operator of the simulated GPU, its arguments, and the same computed on the host.
 #pragma once
 
-#include "philox.h"
+#include "draws.h"
 #include "rules.h"
 #include "tensors.h"
 
@@ -25,6 +25,7 @@ struct Operator {
   bool of_torch = true;
   std::optional<Handle> on_cpu;    // the operator that has a kernel for the CPU
   bool random = false;             // draws random numbers
+  DrawnBy drawn_by = nullptr;      // the GPU's own, if it is known how
   std::vector<bool> written, out;  // of each argument: it is written; what it held does not count
 };
 
@@ -94,8 +95,8 @@ inline at::Tensor as_integers(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBool ? tensor.to(at::kByte) : tensor;
 }
 
-// What the operator of the CPU, or what stands in for it, returns for arguments on the host. What it draws
-// begins where the GPU's kernel begins. Raises where it does not take them.
+// What the operator of the CPU, or what stands in for it, returns for arguments on the host. Random
+// numbers are drawn as from that place, if there is one. Raises where it does not take them.
 Stack compute_on_host(const Operator& op, Stack arguments, const std::optional<Draw>& draw);
 
 }  // namespace simulated

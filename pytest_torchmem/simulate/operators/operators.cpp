@@ -43,7 +43,7 @@ Stack without_owners(const Stack& values) {
   return seen;
 }
 
-// --- random numbers -----------------------------------------------------------------------------------
+// --- random numbers ---------------------------------------------------------------------------------
 
 Draw draw_of(const IValue& given, at::DeviceIndex device) {
   try {
@@ -53,14 +53,14 @@ Draw draw_of(const IValue& given, at::DeviceIndex device) {
             : at::globalContext().defaultGenerator(at::Device(at::kCUDA, device));
     return {generator.current_seed(), generator.get_offset()};
   } catch (const c10::Error&) {  // beside a capture
-    return {0, 0};
+    return {};
   }
 }
 
 // A draw of a graph: torch writes to the device where a launch begins.
 struct CapturedDraw {
   CapturedDraw() : is_there(torchmem_captured_draw(&seed, &offset, &further)) {}
-  Draw now() const { return {*seed, *offset + further}; }
+  Draw draw() const { return {*seed, *offset + further}; }
 
   const uint64_t *seed, *offset;
   uint64_t further;
@@ -204,7 +204,7 @@ class Call {
 
   // What is known of the values that are given.
   void look() {
-    exact_ = !op_.random;
+    exact_ = !op_.random || draws_as_gpu(op_.drawn_by, arguments_);
     missing_ = indexed_ = lost_ = false;
     if (!computable_) return;
     for_each_read([&](const at::Tensor& tensor) {
@@ -488,7 +488,7 @@ struct Captured {
   std::optional<Call> call;
 
   void begin() {
-    call.emplace(op, arguments, draw && draw->is_there ? std::optional(draw->now()) : std::nullopt);
+    call.emplace(op, arguments, draw && draw->is_there ? std::make_optional(draw->draw()) : std::nullopt);
   }
   void finish() {
     if (!runtime_wrote) call->finish(returned, torchmem_writes());
@@ -644,6 +644,7 @@ Operator described(const Handle& handle) {
   }
   // Attention counts among them for its dropout, with which it is not computed.
   op.random = handle.hasTag(at::Tag::nondeterministic_seeded) && !op.rule.stand_in && !op.rule.compute;
+  if (op.random) op.drawn_by = drawn_by(handle.operator_name().name);
   for (const auto& argument : handle.schema().arguments()) {
     op.written.push_back(argument.alias_info() && argument.alias_info()->isWrite());
     op.out.push_back(argument.is_out() || (op.rule.overwrites && op.written.back()));

@@ -70,7 +70,8 @@ const Names kLookForNan = {"isnan", "isinf", "isfinite", "isposinf", "isneginf"}
 
 const Names kRuntimeWrites = {"copy_", "fill_", "zero_"};
 const Names kOverwrites = {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_",
-                           "_cummax_helper", "_cummin_helper"};
+                           "_cummax_helper", "_cummin_helper", "uniform_", "normal_", "log_normal_",
+                           "exponential_", "random_", "bernoulli_", "cauchy_", "geometric_"};
 
 bool is_one_of(const std::string& full_name, const Names& names) {
   const std::string name = full_name.substr(full_name.find("::") + 2);
