@@ -304,8 +304,8 @@ class Answered:
 
     @property
     def counted(self) -> float | str:
-        """The one that the row is judged by: its own time's, where that was run."""
-        return self.then if self.release else self.here
+        """The one that the row is judged by: its own time's, where the script measures the row."""
+        return self.then if isinstance(self.then, float) else self.here
 
 
 def page(answered: Iterable[Answered]) -> str:

@@ -734,6 +734,24 @@ def test_a_graph_of_compiled_code_computes_at_each_launch():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("exact")
+def test_a_pool_of_graphs_that_is_put_back_keeps_its_values():
+    torch.compiler.reset()
+
+    @torch.compile(mode="reduce-overhead")
+    def branched(x):
+        doubled = x + x
+        if doubled.sum() > 0:  # two graphs: torch puts the pool back between them
+            return doubled + 10
+        return doubled - 10
+
+    x = torch.zeros(4, 4, device=CUDA)
+    assert [branched(x)[0, 0].item() for _ in range(2)] == [-10, -10]
+    x.add_(1)
+    assert [branched(x)[0, 0].item() for _ in range(3)] == [12, 12, 12]
+
+
+@pytest.mark.slow
 def test_compiled_code_is_as_exact_as_what_it_reads_and_not_if_it_takes_too_long():
     torch.compiler.reset()
     plus_one = torch.compile(lambda x: x + 1)

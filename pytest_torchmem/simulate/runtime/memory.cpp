@@ -2,12 +2,15 @@
 //
 // Addresses rise, and a gap is filled first fit, as a driver does it: the caching allocator breaks
 // ties by address. A page is taken from the host when something is written to it. Kernels do not
-// run, so most never are; a block that torch hands out again reads zero, not what it held before.
+// run, so most never are; a block that torch hands out again reads zero, not what it held before,
+// unless it is one of a pool of graphs that torch puts back.
 
 #include "shared.h"
 
 #include <dlfcn.h>
+#include <execinfo.h>
 #include <fcntl.h>
+#include <link.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -837,6 +840,49 @@ void torchmem_compute(int on) { computes = on != 0; }
 
 // --- torch's own report of each block that it hands out ----------------------------------------
 
+struct Library {
+  const char* name;
+  uintptr_t start = UINTPTR_MAX, end = 0;
+
+  explicit Library(const char* name) : name(name) {
+    dl_iterate_phdr(
+        [](dl_phdr_info* info, size_t, void* library) {
+          auto* found = static_cast<Library*>(library);
+          if (!std::strstr(info->dlpi_name, found->name)) return 0;
+          for (int part = 0; part < info->dlpi_phnum; ++part) {
+            const auto& header = info->dlpi_phdr[part];
+            const uintptr_t start = info->dlpi_addr + header.p_vaddr;
+            if (header.p_type != PT_LOAD) continue;
+            found->start = std::min(found->start, start);
+            found->end = std::max(found->end, start + header.p_memsz);
+          }
+          return 1;
+        },
+        this);
+  }
+
+  bool has(const void* call) const {
+    const auto address = reinterpret_cast<uintptr_t>(call);
+    return address >= start && address < end;
+  }
+};
+
+// True where torch puts the pool of graphs back to a state of before, as cudagraph trees do: it
+// hands out the blocks of tensors that are alive. Nothing else of Python's asks the allocator
+// without an operator; `raw_alloc` does, and its memory has any values.
+static bool is_put_back() {
+  if (!was_captured()) return false;
+  static const Library allocator("libc10_cuda.so"), python("libtorch_python.so");
+  void* calls[12];
+  const int count = backtrace(calls, 12);
+  bool within = false;
+  for (int call = 0; call < count; ++call) {
+    if (allocator.has(calls[call])) within = true;
+    else if (within) return python.has(calls[call]);
+  }
+  return false;
+}
+
 // c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, c10::Device). The caching
 // allocator calls it for each block, profiled or not. This library is loaded before libc10.so, so
 // the call comes here first: a block that is handed out again is new memory to those who read it.
@@ -850,9 +896,11 @@ void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void* pointer, int64_
   const auto start = reinterpret_cast<uintptr_t>(pointer);
   if (bytes > 0 && in_span(start)) {
     Lock lock(guard);
-    make_zero(start, start + bytes);
-    known.remove(start, start + bytes);
-    overwrite(start, start + bytes);
+    if (!is_put_back()) {
+      make_zero(start, start + bytes);
+      known.remove(start, start + bytes);
+      overwrite(start, start + bytes);
+    }
     blocks[start] = start + bytes;
   }
   if (!computes) report(pointer, bytes, allocated, reserved, device);

@@ -72,6 +72,7 @@ void note_decision(int kind);
 // Writes on a stream, see `do_or_capture`; it counts as a write of this thread.
 void write_on(cudaStream_t stream, std::function<void()> work);
 bool is_device(const void* pointer);
+bool was_captured();  // a graph, by this process
 size_t used_bytes_of(int device);
 // Whether all of it was allocated at once.
 bool is_device_range(const void* start, size_t bytes);

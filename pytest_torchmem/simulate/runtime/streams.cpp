@@ -69,7 +69,7 @@ struct Queries {
 thread_local Queries queries;
 // torch makes its streams once and keeps them.
 auto& streams = forever<std::deque<Stream>>(kMostDevices);
-unsigned long long capture_count = 0;
+std::atomic<unsigned long long> capture_count{0};
 auto& captures = forever<std::unordered_map<unsigned long long, Graph>>();  // those that go on
 std::atomic<size_t> open_captures{0};
 
@@ -162,6 +162,8 @@ bool is_capturing(cudaStream_t stream) {
   Lock lock(guard);
   return stream_of(stream)->capture;
 }
+
+bool was_captured() { return capture_count > 0; }
 
 void do_or_capture(cudaStream_t stream, std::function<void()> work) {
   if (!is_capturing(stream)) return work();
