@@ -470,7 +470,10 @@ HARMLESS = {
     "a comparison in a test": lambda scores: torch.testing.assert_close(scores, scores + 1),
     "arguments of a distribution": lambda scores: torch.distributions.Normal(scores, scores.exp()),
     "how many are right": lambda scores: (scores > 0.5).sum().item() / scores.numel(),
-    "what was known is loaded": lambda scores: _loaded(torch.ones(9, device=CUDA), CUDA).nonzero(),
+    "what was known is loaded": lambda scores: (
+        _loaded(scores, CUDA),
+        _loaded(torch.ones_like(scores), CUDA).nonzero(),
+    ),
     "what is finite on the host": lambda scores: (
         scores + 1 if torch.isfinite(scores.cpu()).all() else None
     ),

@@ -97,11 +97,19 @@ void note(const at::Tensor& on_host, bool missing, uint32_t version) {
 
 }  // namespace
 
-void note_host_copy(const at::Tensor& on_host, bool missing) {
-  if (missing && torchmem_is_called_from(kSavesAndLoads)) {
-    const std::lock_guard<std::mutex> lock(saved_guard);
-    saved.insert(on_host.storage().nbytes());
+// What is known and as long takes the place of what was saved before.
+void note_saved(size_t bytes, bool missing) {
+  if (was_saved(bytes) == missing || !torchmem_is_called_from(kSavesAndLoads)) return;
+  const std::lock_guard<std::mutex> lock(saved_guard);
+  if (missing) {
+    saved.insert(bytes);
+  } else {
+    saved.erase(bytes);
   }
+}
+
+void note_host_copy(const at::Tensor& on_host, bool missing) {
+  if (is_of_host(on_host)) note_saved(on_host.storage().nbytes(), missing);
   if (is_of_host(on_host) && (missing || any)) note(on_host, missing, version_of(on_host));
 }
 
