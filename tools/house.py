@@ -42,7 +42,7 @@ LINES: Final = {
     "report": 2_550,
     "report (JavaScript)": 1_600,
     "simulate": 1_650,
-    "simulate (C++)": 10_100,
+    "simulate (C++)": 10_125,
     "store": 2_550,
     "the top level": 200,
     "torch_names": 900,
