@@ -69,18 +69,12 @@ _FILTERS: Final = {
     *("nonzero", "flatnonzero", "argwhere", "where", "extract", "compress", "unique", "set"),
     *("filter", "takewhile", "dropwhile", "groupby"),
 }
+_PAIRS: Final = {"items", "enumerate"}
 _BACK: Final = {"tensor", "as_tensor", "from_numpy", "to", "cuda"}
 # What is the same for whatever values.
 _DESCRIBES: Final = {
-    "shape",
-    "dtype",
-    "device",
-    "ndim",
-    "size",
-    "numel",
-    "dim",
-    "requires_grad",
-    "nbytes",
+    *("shape", "dtype", "device", "ndim", "size", "numel", "dim", "requires_grad", "nbytes"),
+    *("data_ptr", "element_size", "stride", "is_contiguous", "layout", "is_cuda", "is_pinned"),
 }
 
 
@@ -236,6 +230,21 @@ def _targets_of(outer: ast.AST, values: ast.Tuple, value: ast.AST) -> list[ast.e
     return apart if len(apart) == len(outer.targets) else []
 
 
+def _values_of(loop: ast.comprehension | ast.For | ast.AsyncFor) -> ast.expr:
+    """Return what a loop assigns values to: neither a table's keys nor numbers of places."""
+    pairs = isinstance(loop.iter, ast.Call) and _name_of(loop.iter.func)[1] in _PAIRS
+    if pairs and isinstance(loop.target, ast.Tuple) and len(loop.target.elts) == 2:
+        return loop.target.elts[1]
+    return loop.target
+
+
+def _is_plain(chosen: ast.expr) -> bool:
+    """Whether an expression is there already, or is computed by the host."""
+    if isinstance(chosen, ast.Call):
+        return _name_of(chosen.func)[0] in _OF_NUMBERS
+    return isinstance(chosen, ast.Constant | ast.Name | ast.Attribute)
+
+
 def _works(operands: Sequence[ast.expr], decided_by: ast.AST) -> bool:
     """Whether something is called behind one of the operands that may need memory."""
     behind = list(dropwhile(lambda operand: operand is not decided_by, operands))[1:]
@@ -345,8 +354,7 @@ class _Following:
                 targets = _assigned([*parent.body, *parent.orelse])
                 return targets is None or any(self.named(text, t, value) for t in targets)
             case ast.IfExp() if node is parent.test:
-                chosen = parent.body, parent.orelse
-                plain = all(isinstance(c, ast.Constant | ast.Name | ast.Attribute) for c in chosen)
+                plain = _is_plain(parent.body) and _is_plain(parent.orelse)
                 return not plain or self.of(text, parent, value)
             case ast.comprehension() if node in parent.ifs or value.is_filter:
                 return True
@@ -354,7 +362,8 @@ class _Following:
                 return True
             case ast.comprehension() | ast.For() | ast.AsyncFor():
                 made = text.parents[parent] if isinstance(parent, ast.comprehension) else None
-                return self.named(text, parent.target, value) or (
+                target = parent.target if value.is_filter else _values_of(parent)
+                return self.named(text, target, value) or (
                     made is not None and self.of(text, made, value)
                 )
             case ast.Return() | ast.Lambda() | ast.Yield():
@@ -395,7 +404,7 @@ class _Following:
                 return value.is_count
 
     def of_attribute(self, text: _Text, node: ast.Attribute, value: _Value) -> bool:
-        if node.attr in _DESCRIBES:
+        if node.attr in _DESCRIBES or (node.attr == "keys" and not value.is_filter):
             return False
         outer = text.parents[node]
         if not (isinstance(outer, ast.Call) and outer.func is node):

@@ -296,6 +296,20 @@ def rows_of_an_array():
     print(labels[order].cumsum(), labels[scores > 1].sum())
 
 
+def names_of_values():
+    metrics = {"loss": item()}
+    for name in list(metrics.keys()):
+        if not name.startswith("eval_"):
+            metrics[f"eval_{name}"] = metrics.pop(name)
+    for name, value in metrics.items():
+        print([1][len(name) :], value)
+
+
+def arrays_that_are_put_together():
+    losses = item([np.ones(1)])
+    print(np.concatenate(losses) if isinstance(losses, list) and losses else losses)
+
+
 def what_is_known_of_an_array():
     scores = np.asarray(item([0.1, 0.2]))
     while scores.shape[0] > 2:
@@ -313,7 +327,8 @@ SHOWS = [
         a_method_of_another_object,
         a_result_that_nobody_uses,
     ),
-    *(rows_of_an_array, what_is_known_of_an_array),
+    *(rows_of_an_array, what_is_known_of_an_array, arrays_that_are_put_together),
+    names_of_values,
 ]
 
 
