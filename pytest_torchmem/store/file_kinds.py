@@ -25,7 +25,7 @@ _FOREIGN: Final = (
         "the torch.profiler.profile itself",
     ),
     (rb"\s*\{.{0,60000}?\"benchmarks\"", "a file of pytest-benchmark"),
-    (rb"\s*\[\s*\[", "a memory timeline, as export_memory_timeline writes it"),
+    (rb"\s*\[\s*\[\s*[\d\]]", "a memory timeline, as export_memory_timeline writes it"),
     (rb"\s*\{.{0,2000}?\"entries\"", "a baseline: `torchmem show` reads it"),
     (
         rb"\s*[\[{].{0,60000}?\"(segments|total_size)\"",

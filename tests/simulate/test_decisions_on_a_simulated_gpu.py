@@ -294,6 +294,13 @@ def decisions(result):
     return [sentence for sentence in result.blind_spots if sentence.startswith(told)]
 
 
+# What the program's text does not say.
+ELSEWHERE = {
+    "mask": lambda values: values * 2 > 0.5,
+    "place": lambda values: values.flatten().argmax(),
+}
+
+
 DECISIONS = {
     "a shape": lambda scores: scores[scores > 0.5],
     "nonzero": lambda scores: (scores > 0.5).nonzero(),
@@ -330,13 +337,6 @@ DECISIONS = {
     "values that come back": lambda scores: (scores.cpu().to(CUDA) > 0.5).nonzero(),
     "values that come back in rows": lambda scores: (_by_rows(scores).to(CUDA)[3] > 0).nonzero(),
     "what is saved for backward": lambda scores: (_saved_on_host(scores) > 0.5).nonzero(),
-}
-
-
-# What the program's text does not say.
-ELSEWHERE = {
-    "mask": lambda values: values * 2 > 0.5,
-    "place": lambda values: values.flatten().argmax(),
 }
 
 

@@ -1,6 +1,7 @@
 """The tool that holds torch's own tests of CUDA against a list of those that fail."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -92,10 +93,14 @@ def test_hangs():
 
 def test_each_test_has_a_process_of_its_own(pytester, monkeypatch):
     pytest.importorskip("expecttest")  # torch's test case needs it
-    monkeypatch.setattr("tools.alone.LONGEST_S", 1)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    pytester.makeconftest("from tools import alone\nalone.LONGEST_S = 1\n")
     pytester.makepyfile(test_x=TESTS)
     report = pytester.path / "report.xml"
-    pytester.inline_run("-p", "tools.alone", "-p", "no:torchmem", f"--junitxml={report}")
+    # Within this process pytester would forget torch's modules, which register things only once.
+    pytester.runpytest_subprocess(
+        "-p", "tools.alone", "-p", "no:torchmem", f"--junitxml={report}", timeout=120
+    )
     assert Outcomes.read(report) == Outcomes(
         frozenset({"::test_alone[1]", "::test_alone[2]"}),
         frozenset({"::test_bad", "::test_crash", "::test_hangs"}),
