@@ -1,5 +1,6 @@
 """Random numbers are those that a GPU draws from the same seed."""
 
+import itertools
 import math
 
 import pytest
@@ -113,10 +114,21 @@ def below(numbers, share):
     return [float(number < share) for number in numbers]
 
 
-def shuffled(count):
-    keys = [LONG[at] % (2**32 - 1) - 2**31 for at in range(count)]
+def permuted(count, seed):
+    """Return the permutation, and how many places have the key of the one before."""
+    drawn = [philox(0, thread, seed)[:2] for thread in range(count)]
     bits = math.ceil(math.log2(count - (6 * count**2 + 1) / (12 * math.log(0.9))))
-    return sorted(range(count), key=lambda at: keys[at] % 2**bits)
+    keys = [((high << 32 | low) % (2**32 - 1) - 2**31) % 2**bits for high, low in drawn]
+    order, same = [], 0
+    for _, group in itertools.groupby(sorted(range(count), key=keys.__getitem__), keys.__getitem__):
+        island = list(group)
+        words = philox(1, len(order), seed)  # of the thread of its first place
+        for left, word in zip(range(len(island) - 1, 0, -1), words, strict=False):
+            taken = word % (left + 1)
+            island[left], island[taken] = island[taken], island[left]
+            same += 1
+        order += island
+    return order, same
 
 
 DRAWS = {
@@ -153,7 +165,7 @@ DRAWS = {
         lambda: torch.arange(1.0, 65, device=CUDA).multinomial(3),
         sorted(range(64), key=lambda at: (at + 1) / math.log(UNIFORM[at]))[:3],
     ),
-    "randperm": (lambda: torch.randperm(64, device=CUDA), shuffled(64)),
+    "randperm": (lambda: torch.randperm(64, device=CUDA), permuted(64, SEED)[0]),
     "dropout": (lambda: kept(torch.ones(64, device=CUDA), 0.4), below(ROWS, 0.6)),
     "dropout of halves": (
         lambda: kept(torch.ones(64, device=CUDA).half(), 0.4),
@@ -252,9 +264,13 @@ def test_a_kernel_draws_along_memory_and_not_along_axes():
 
 
 def test_places_that_have_the_same_key_are_shuffled():
-    torch.manual_seed(4)
-    drawn = [torch.randperm(2, device=CUDA).tolist() for _ in range(200)]  # keys of few bits
-    assert 70 < drawn.count([0, 1]) < 130
+    shuffles = 0
+    for seed in range(60):
+        torch.manual_seed(seed)
+        expected, same = permuted(64, seed)
+        assert torch.randperm(64, device=CUDA).tolist() == expected
+        shuffles += same
+    assert shuffles > 1
     assert torch.equal(torch.randperm(40000, device=CUDA).sort()[0].cpu(), torch.arange(40000))
 
 

@@ -905,11 +905,18 @@ def test_an_assertion_on_values_is_told_from_a_failure_of_memory(pytester, argum
         @pytest.mark.memory_budget("1MiB", device="cuda")
         def test_memory():
             (torch.ones(8 << 20, device="cuda") * 3).sum().item()
+
+        @pytest.mark.memory_budget("1GiB", device="cuda")
+        def test_a_branch():
+            if (torch.ones(4 << 20, device="cuda").view(2048, -1).matmul(
+                torch.ones(2048, 2048, device="cuda")
+            )).sum().item() > 1:
+                torch.ones(8, device="cuda")
         """
     )
     plain = ("-p", "no:asyncio", "-p", "no:cacheprovider")
     run = pytester.runpytest_subprocess(*plain, *arguments)
-    run.assert_outcomes(failed=4, passed=1)
+    run.assert_outcomes(failed=5, passed=1)
     run.stdout.fnmatch_lines(
         [
             "*Captured simulated GPU call*",

@@ -70,13 +70,13 @@ class InexactReads:
             if getattr(error, "pytrace", True):
                 self._note(item, before, "; the assertion may have failed because of that")
             raise
-        self._note(item, before, "")
         if decided := decision_sentence(before):
             from pytest_torchmem.plugin.item.body import BODY  # few bodies decide so
 
             body = item.stash.get(BODY, None)
             if body and not body.is_off:
                 raise pytest.fail.Exception(str(NotComputedError(decided)), pytrace=False)
+        self._note(item, before, "")
         return outcome
 
     def _note(self, item: pytest.Item, before: Gaps, consequence: str) -> None:
