@@ -161,7 +161,7 @@ def run(name: str, tests: Path, release: str) -> Outcomes:
 
 
 Results = Mapping[str, Mapping[str, Outcomes]]
-"""What became of each suite, by release of torch."""
+"""The outcomes of each suite, by release of torch."""
 
 
 def page(results: Results) -> Iterator[str]:

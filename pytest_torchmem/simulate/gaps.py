@@ -147,7 +147,7 @@ def decision_sentence(before: Gaps) -> str:
 
 @cache
 def _decides(place: int) -> bool:
-    """Whether what nobody computed decides where it is read at a place.
+    """Tell whether what nobody computed decides where it is read at a place.
 
     What torch prints and compares in tests decides nothing. A number may have been read in torch
     for the program, which goes on with it.

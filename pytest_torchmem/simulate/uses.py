@@ -1,4 +1,4 @@
-"""What a program does with values that it has read: it shows them, or it decides by them.
+"""Tell what a program does with values that it has read: it shows them, or it decides by them.
 
 A number has no trace of where it came from. So the program's text is read: from the place where it
 was read its uses are followed through names of the function, and through what functions return.
@@ -44,22 +44,9 @@ _READS: Final = {
 }
 # A result of these is one more value of the kind that they are given.
 _COMPUTES: Final = {
-    *(
-        "float",
-        "bool",
-        "abs",
-        "min",
-        "max",
-        "sum",
-        "sorted",
-        "list",
-        "tuple",
-        "set",
-        "zip",
-        "any",
-        "all",
-    ),
-    *("enumerate", "reversed", "pow", "divmod", "complex", "iter", "next", "len", "filter", "map"),
+    *("float", "bool", "abs", "min", "max", "sum", "sorted", "list", "tuple", "set", "zip"),
+    *("any", "all", "enumerate", "reversed", "pow", "divmod", "complex", "iter", "next", "len"),
+    *("filter", "map"),
 }
 _OF_NUMBERS: Final = {"math", "np", "numpy", "statistics"}
 _MODULES: Final = {*_OF_NUMBERS, "itertools", "torch"}
@@ -80,7 +67,7 @@ _DESCRIBES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """What is followed: values as they were read, and what was made of them since.
+    """Values as they were read, and what was made of them since: these are followed.
 
     Attributes:
         frame: The one whose text is looked at.
@@ -199,7 +186,7 @@ def _name_of(function: ast.expr) -> tuple[str, str]:
 
 
 def _is_result(text: _Text, node: ast.expr) -> bool:
-    """Whether an expression that has read values is these, or says whether they hold."""
+    """Tell whether an expression that has read values is these, or says whether they hold."""
     if isinstance(node, ast.Call):
         first, name = _name_of(node.func)
         if first in _OF_NUMBERS or name in _READS | _COMPUTES | _CONVERTS:
@@ -213,7 +200,7 @@ def _is_result(text: _Text, node: ast.expr) -> bool:
 
 
 def _is_known(node: ast.Compare) -> bool:
-    """Whether a comparison has one answer: a number is not None, and what is unknown is finite."""
+    """Tell whether a comparison has one answer: a number is not None, unknown ones are finite."""
     if all(isinstance(operation, ast.Is | ast.IsNot) for operation in node.ops):
         return True
     sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
@@ -239,21 +226,21 @@ def _values_of(loop: ast.comprehension | ast.For | ast.AsyncFor) -> ast.expr:
 
 
 def _is_plain(chosen: ast.expr) -> bool:
-    """Whether an expression is there already, or is computed by the host."""
+    """Tell whether an expression is there already, or is computed by the host."""
     if isinstance(chosen, ast.Call):
         return _name_of(chosen.func)[0] in _OF_NUMBERS
     return isinstance(chosen, ast.Constant | ast.Name | ast.Attribute)
 
 
 def _works(operands: Sequence[ast.expr], decided_by: ast.AST) -> bool:
-    """Whether something is called behind one of the operands that may need memory."""
+    """Tell whether something is called behind one of the operands that may need memory."""
     behind = list(dropwhile(lambda operand: operand is not decided_by, operands))[1:]
     calls = (n for each in behind for n in ast.walk(each) if isinstance(n, ast.Call))
     return any(_name_of(call.func)[1] not in _COMPUTES | _CONVERTS | _FINITE for call in calls)
 
 
 def _is_of_host(text: _Text, node: ast.expr) -> bool:
-    """Whether a name is given what the host has: an array, a list, a copy."""
+    """Tell whether a name is given what the host has: an array, a list, a copy."""
     made = [
         assigned.value
         for assigned in ast.walk(text.scope(node))
@@ -290,7 +277,7 @@ def _assigned(statements: Sequence[ast.stmt]) -> list[ast.expr] | None:
 
 
 def _keeps_record(branch: ast.If) -> bool:
-    """Whether the branch replaces what the value is compared with: the best one so far."""
+    """Tell whether the branch replaces what the value is compared with: the best one so far."""
     compared = {
         ast.unparse(part)
         for test in ast.walk(branch.test)
@@ -313,7 +300,7 @@ class _Following:
     seen: set[tuple[ast.AST, _Value]] = field(default_factory=set)
 
     def at_frame(self, frame: int, value: _Value) -> bool:
-        """Whether what a frame's instruction has computed decides."""
+        """Tell whether what a frame's instruction has computed decides."""
         if frame >= len(self.frames):
             return value.is_count
         code, instruction = self.frames[frame]
@@ -338,7 +325,7 @@ class _Following:
         return self.of(text, node, replace(value, frame=frame, is_count=is_count))
 
     def of(self, text: _Text, node: ast.AST, value: _Value) -> bool:
-        """Whether the value of a node decides."""
+        """Tell whether the value of a node decides."""
         if (node, value) in self.seen or isinstance(text.statement(node), ast.Assert):
             return False
         self.seen.add((node, value))
@@ -349,23 +336,14 @@ class _Following:
             case ast.While() | ast.Match() | ast.Slice():
                 return True
             case ast.If():
-                if _keeps_record(parent):
-                    return False
-                targets = _assigned([*parent.body, *parent.orelse])
-                return targets is None or any(self.named(text, t, value) for t in targets)
+                return self.of_branch(text, parent, value)
             case ast.IfExp() if node is parent.test:
                 plain = _is_plain(parent.body) and _is_plain(parent.orelse)
                 return not plain or self.of(text, parent, value)
-            case ast.comprehension() if node in parent.ifs or value.is_filter:
-                return True
-            case ast.For() | ast.AsyncFor() if value.is_filter:
+            case ast.comprehension() if node in parent.ifs:
                 return True
             case ast.comprehension() | ast.For() | ast.AsyncFor():
-                made = text.parents[parent] if isinstance(parent, ast.comprehension) else None
-                target = parent.target if value.is_filter else _values_of(parent)
-                return self.named(text, target, value) or (
-                    made is not None and self.of(text, made, value)
-                )
+                return self.of_loop(text, parent, value)
             case ast.Return() | ast.Lambda() | ast.Yield():
                 return self.returned(text, parent, value)
             case ast.Tuple() if targets := _targets_of(text.parents[parent], parent, node):
@@ -382,14 +360,7 @@ class _Following:
             case ast.Attribute():
                 return self.of_attribute(text, parent, value)
             case ast.Subscript() if node is parent.slice:
-                if value.is_count or value.comes_back:
-                    return True
-                if isinstance(parent.ctx, ast.Store):  # as many as there are values
-                    return self.named(text, parent.value, replace(value, is_filter=True))
-                taken = value.is_mask or value.is_filter
-                if taken and not value.calls and not _is_of_host(text, parent.value):
-                    return True
-                return self.of(text, parent, replace(value, is_mask=False, is_filter=taken))
+                return self.of_index(text, parent, value)
             case ast.Call():
                 return self.given(text, node, parent, value)
             case ast.keyword():
@@ -403,6 +374,29 @@ class _Following:
             case _:
                 return value.is_count
 
+    def of_branch(self, text: _Text, branch: ast.If, value: _Value) -> bool:
+        if _keeps_record(branch):
+            return False
+        targets = _assigned([*branch.body, *branch.orelse])
+        return targets is None or any(self.named(text, t, value) for t in targets)
+
+    def of_loop(
+        self, text: _Text, loop: ast.comprehension | ast.For | ast.AsyncFor, value: _Value
+    ) -> bool:
+        if value.is_filter or self.named(text, _values_of(loop), value):
+            return True
+        return isinstance(loop, ast.comprehension) and self.of(text, text.parents[loop], value)
+
+    def of_index(self, text: _Text, taken: ast.Subscript, value: _Value) -> bool:
+        if value.is_count or value.comes_back:
+            return True
+        if isinstance(taken.ctx, ast.Store):  # as many as there are values
+            return self.named(text, taken.value, replace(value, is_filter=True))
+        filters = value.is_mask or value.is_filter
+        if filters and not value.calls and not _is_of_host(text, taken.value):
+            return True
+        return self.of(text, taken, replace(value, is_mask=False, is_filter=filters))
+
     def of_attribute(self, text: _Text, node: ast.Attribute, value: _Value) -> bool:
         if node.attr in _DESCRIBES or (node.attr == "keys" and not value.is_filter):
             return False
@@ -412,7 +406,7 @@ class _Following:
         return self.of(text, outer, value.through(node.attr))
 
     def given(self, text: _Text, node: ast.AST, call: ast.Call, value: _Value) -> bool:
-        """Whether a value decides that is an argument of a call."""
+        """Tell whether a value decides that is an argument of a call."""
         first, name = _name_of(call.func)
         if name in _FINITE:
             return False
@@ -443,7 +437,7 @@ class _Following:
         function: _Def,
         value: _Value,
     ) -> bool:
-        """Whether a value decides that a function is given whose text is there."""
+        """Tell whether a value decides that a function is given whose text is there."""
         names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
         if isinstance(call.func, ast.Attribute) and names[:1] in (["self"], ["cls"]):
             names = names[1:]
@@ -456,7 +450,7 @@ class _Following:
         return self.uses(other, function, name, within) if name else value.is_count
 
     def uses(self, text: _Text, scope: ast.AST, name: str, value: _Value) -> bool:
-        """Whether a value decides that has a name in a scope: a plain one, or an attribute's."""
+        """Tell whether a value decides that has a plain name or an attribute's in a scope."""
         kind = ast.Attribute if "." in name else ast.Name
         uses = (n for n in ast.walk(scope) if isinstance(n, kind) and ast.unparse(n) == name)
         return any(
@@ -466,7 +460,7 @@ class _Following:
         )
 
     def named(self, text: _Text, target: ast.AST, value: _Value) -> bool:
-        """Whether a value decides that gets a name, by the uses of that name."""
+        """Tell whether a value decides that gets a name, by the uses of that name."""
         if isinstance(target, ast.Tuple | ast.List):
             return any(self.named(text, each, value) for each in target.elts)
         while isinstance(target, ast.Subscript | ast.Starred):
@@ -479,7 +473,7 @@ class _Following:
         return self.uses(text, text.scope(target), target.id, value)
 
     def returned(self, text: _Text, node: ast.AST, value: _Value) -> bool:
-        """Whether a value decides that a function returns, by what its caller does with it."""
+        """Tell whether a value decides that a function returns, by what its caller does with it."""
         if value.calls:
             *calls, (outer, call) = value.calls
             return self.of(outer, call, replace(value, calls=tuple(calls)))
@@ -493,7 +487,7 @@ class _Following:
 
 
 def decides(frames: Sequence[Frame], *, is_count: bool, is_mask: bool = False) -> bool:
-    """Whether a program decides by what it has read in the first of these frames.
+    """Tell whether a program decides by what it has read in the first of these frames.
 
     Each was called by the next one. A number or a mask decides if it is seen to, a count or the
     truth unless it is seen not to.

@@ -440,6 +440,21 @@ def test_a_function_of_another_file_is_followed(tmp_path, monkeypatch):
         assert any(decides(f, is_count=False) for f in places_of(lambda loop=loop: loop(item)))
 
 
+def a_test_that_returns_a_count():
+    return item(3)
+
+
+def test_what_a_test_returns_decides_nothing(tmp_path):
+    for folder, decided in (("_pytest", False), ("program", True)):
+        file = tmp_path / folder / "python.py"
+        file.parent.mkdir()
+        file.write_text("def call(function):\n    return work(function())\n")
+        names = {"work": run}
+        exec(compile(file.read_text(), str(file), "exec"), names)
+        (frames,) = places_of(lambda: names["call"](a_test_that_returns_a_count))  # noqa: B023
+        assert decides(frames, is_count=True) is decided
+
+
 def test_a_program_without_a_text_decides_by_counts():
     names = {"item": item, "run": run}
     exec("while item() > 1: run()", names)
