@@ -59,8 +59,7 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
     except OSError as error:
         raise TraceError(f"cannot read {path} as a trace: {error.strerror or error}") from error
     except (zipfile.BadZipFile, NotImplementedError) as error:
-        foreign = foreign_kind(Path(path))
-        kind = foreign or "not one"
+        kind = foreign_kind(Path(path)) or "not one"
         raise TraceError(f"cannot read {path} as a trace: it is {kind}") from error
     except (*WRONG, EOFError, MemoryError, RuntimeError, zlib.error) as error:
         # zipfile has a RuntimeError for a file with a password.
